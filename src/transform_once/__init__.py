@@ -1,0 +1,60 @@
+"""Surrogates of physical systems, learned in the frequency domain: transform once, learn on the kept modes.
+
+The public names are listed in `_HOMES` and loaded when first used, so that importing the package costs nothing.
+"""
+
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transform_once.spectral.initialization import vp_init_ as vp_init_
+    from transform_once.spectral.modes import LowPass as LowPass
+    from transform_once.spectral.modes import ModeSet as ModeSet
+    from transform_once.spectral.modes import TopM as TopM
+    from transform_once.spectral.modes import choose_modes as choose_modes
+    from transform_once.spectral.modes import irreducible_curve as irreducible_curve
+    from transform_once.spectral.modes import irreducible_loss as irreducible_loss
+    from transform_once.spectral.modes import split_loss as split_loss
+    from transform_once.spectral.modes import tail_energy as tail_energy
+    from transform_once.spectral.sensitivity import gradient_mismatch as gradient_mismatch
+    from transform_once.spectral.sensitivity import squared_mismatch as squared_mismatch
+    from transform_once.spectral.transforms import dct as dct
+    from transform_once.spectral.transforms import get_transform as get_transform
+    from transform_once.spectral.transforms import idct as idct
+
+_HOMES = {
+    "spectral.transforms": ("dct", "idct", "get_transform"),
+    "spectral.modes": (
+        "LowPass",
+        "TopM",
+        "ModeSet",
+        "irreducible_loss",
+        "irreducible_curve",
+        "choose_modes",
+        "split_loss",
+        "tail_energy",
+    ),
+    "spectral.sensitivity": ("gradient_mismatch", "squared_mismatch"),
+    "spectral.initialization": ("vp_init_",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+try:
+    __version__ = version("transform-once")
+except PackageNotFoundError:  # run from a source folder
+    __version__ = "unknown"
+
+__all__ = sorted(_HOME_OF)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME_OF:
+        raise AttributeError(f"module 'transform_once' has no attribute {name!r}")
+    value = getattr(import_module(f"transform_once.{_HOME_OF[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

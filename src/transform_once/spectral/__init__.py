@@ -1,0 +1,1 @@
+"""The mathematics: transforms, kept modes, initialisation."""

@@ -1,0 +1,100 @@
+"""The matrices behind the transforms, computed in float64 and cached by kind, size, dtype and device."""
+
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+# Matrices are kept until they hold this many bytes together; the least recently used go first.
+CACHE_BYTES = 2**28
+
+_cache: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
+_cache_lock = threading.Lock()
+
+
+def matrix(kind: str, n: int, m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The matrix of that kind, computed in float64, in that dtype on that device; cached by all of these."""
+    if torch.compiler.is_dynamo_compiling():  # traced like the rest, also for a grid size that is a symbol
+        return torch.from_numpy(_BUILD[kind](n, m)).to(dtype).to(device)
+    key = (kind, n, m, dtype, device)
+    with _cache_lock:
+        if key in _cache:
+            _cache.move_to_end(key)
+            return _cache[key]
+    # Made outside inference mode: a matrix first needed there must serve training later.
+    with torch.inference_mode(False), torch.no_grad():
+        made = torch.from_numpy(_BUILD[kind](n, m)).to(dtype).to(device)
+    if type(made) is Tensor:  # never keep the fake tensor of a trace
+        with _cache_lock:
+            _cache[key] = made
+            while sum(t.nbytes for t in _cache.values()) > CACHE_BYTES and len(_cache) > 1:
+                _cache.popitem(last=False)
+    return made
+
+
+def _cosines(n: int, m: int) -> np.ndarray:
+    k, i = np.arange(m)[:, None], np.arange(n)[None]
+    # The angle is πk(2i+1)/2n; taken modulo its period in integers, it stays exact for long axes.
+    rows = np.sqrt(2 / n) * np.cos(np.pi * (k * (2 * i + 1) % (4 * n)) / (2 * n))
+    rows[0] = math.sqrt(1 / n)
+    return rows
+
+
+def _cosines_and_sines(n: int, m: int) -> np.ndarray:
+    k, i = (np.arange(m)[:, None] + 1) // 2, np.arange(n)[None]
+    angle = 2 * np.pi * (k * i % n) / n
+    rows = np.sqrt(2 / n) * np.where(np.arange(m)[:, None] % 2 == 1, np.cos(angle), np.sin(angle))
+    rows[0] = math.sqrt(1 / n)
+    if m == n and n % 2 == 0:
+        rows[-1] = math.sqrt(1 / n) * np.where(np.arange(n) % 2 == 0, 1, -1)
+    return rows
+
+
+def _half_sample_turn(n: int, m: int) -> np.ndarray:
+    angle = -np.pi * np.arange(m) / (2 * n)
+    scale = np.where(np.arange(m) == 0, 1, math.sqrt(2))
+    return scale * np.stack([np.cos(angle), np.sin(angle)])
+
+
+def wave_numbers(n: int) -> np.ndarray:
+    """Wave numbers 0, 1, …, −2, −1 in the order of an FFT of n points; the layout of a truncated axis too."""
+    k = np.arange(n)
+    return np.where(k < (n + 1) // 2, k, k - n)
+
+
+def _waves(n: int, m: int) -> np.ndarray:
+    phase = wave_numbers(m)[:, None] * np.arange(n)[None] % n
+    rows: np.ndarray = np.exp(-2j * np.pi * phase / n) / math.sqrt(n)
+    return rows
+
+
+def _interleaved_waves(n: int, m: int) -> np.ndarray:
+    """Rows cos, −sin of each wave number in turn: a real product gives (real, imaginary) pairs."""
+    angle = 2 * np.pi * (np.arange(m)[:, None] * np.arange(n)[None] % n) / n
+    return np.stack([np.cos(angle), -np.sin(angle)], 1).reshape(2 * m, n) / math.sqrt(n)
+
+
+def _weighted_waves(n: int, m: int) -> np.ndarray:
+    return _interleaved_waves(n, m) * np.repeat(_column_weights(n, m), 2)[:, None]
+
+
+def _column_weights(n: int, m: int) -> np.ndarray:
+    """How often an rfft column counts: once for the constant and the Nyquist wave, twice for the rest."""
+    k = np.arange(m)
+    return np.where((k == 0) | (2 * k == n), 1.0, 2.0)
+
+
+_BUILD: dict[str, Callable[[int, int], np.ndarray]] = {
+    "dct": _cosines,
+    "fourier": _cosines_and_sines,
+    "dft": _waves,
+    "dft last": _interleaved_waves,
+    "inverse dft last": _weighted_waves,
+    "weights": _column_weights,
+    "turn": _half_sample_turn,
+}
