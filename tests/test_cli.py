@@ -7,6 +7,8 @@ import time
 
 import pytest
 
+import transform_once as t1
+
 
 def run(*arguments, **environment):
     command = [sys.executable, "-m", "transform_once", *arguments]
@@ -54,6 +56,21 @@ def test_bad_input_is_one_sentence_and_exit_code_2(tmp_path, arguments, sentence
     assert shown.returncode == 2
     assert sentence in shown.stderr
     assert "Traceback" not in shown.stderr + shown.stdout
+
+
+def test_export_writes_a_model_that_runs(tmp_path):
+    runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
+    model, target = tmp_path / "model.safetensors", tmp_path / "model.onnx"
+    t1.save(t1.T1(1, 1, (12, 10), modes=4, width=4, depth=1), model)
+    shown = run("export", str(model), str(target))
+    assert shown.returncode == 0, shown.stderr
+    assert runtime.InferenceSession(str(target)).get_inputs()[0].shape[1:] == [1, 12, 10]
+    t1.save(t1.FNO(1, 1, (12, 10), modes=4, width=4, depth=1), model)
+    refused = run("export", str(model), str(target))
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("t1: FNO computes with complex numbers, which ONNX does not have")
+    missing = run("export", str(tmp_path / "nowhere"), str(target))
+    assert (missing.returncode, "Traceback" in missing.stderr) == (2, False)
 
 
 def test_an_unwritable_folder_is_named(tmp_path):

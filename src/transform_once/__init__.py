@@ -8,6 +8,16 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transform_once.models.export import export as export
+    from transform_once.models.ffno import FFNO as FFNO
+    from transform_once.models.fno import FNO as FNO
+    from transform_once.models.operator import Operator as Operator
+    from transform_once.models.operator import SpectralOperator as SpectralOperator
+    from transform_once.models.operator import load as load
+    from transform_once.models.operator import save as save
+    from transform_once.models.t1 import T1 as T1
+    from transform_once.models.t1 import T1Plus as T1Plus
+    from transform_once.models.unet import UNet as UNet
     from transform_once.spectral.initialization import vp_init_ as vp_init_
     from transform_once.spectral.modes import LowPass as LowPass
     from transform_once.spectral.modes import ModeSet as ModeSet
@@ -37,6 +47,12 @@ _HOMES = {
     ),
     "spectral.sensitivity": ("gradient_mismatch", "squared_mismatch"),
     "spectral.initialization": ("vp_init_",),
+    "models.operator": ("Operator", "SpectralOperator", "save", "load"),
+    "models.t1": ("T1", "T1Plus"),
+    "models.fno": ("FNO",),
+    "models.ffno": ("FFNO",),
+    "models.unet": ("UNet",),
+    "models.export": ("export",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

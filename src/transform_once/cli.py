@@ -8,7 +8,21 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from torch import Tensor
 
-VERBS = ("demo",)
+VERBS = ("export", "demo")
+
+
+def export(model: Path, output: Path) -> None:
+    """Write a saved model as ONNX, for any batch size, to run without PyTorch.
+
+    Args:
+        model: A `.safetensors` file written by `save`.
+        output: The `.onnx` file to write.
+    """
+    from transform_once.models.export import export as export_model
+    from transform_once.models.operator import load
+
+    path = export_model(load(model), output)
+    print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 
 def demo(output: Path = Path("demo"), resolution: tuple[int, int] = (128, 96), modes: int = 24, seed: int = 0) -> None:
@@ -74,7 +88,7 @@ def main() -> None:
 
     try:
         auto_cli({verb: globals()[verb] for verb in VERBS}, prog="t1")
-    except (ValueError, TypeError, OSError) as error:
+    except (ValueError, TypeError, OSError, ImportError) as error:
         if os.environ.get("T1_TRACEBACK"):
             raise
         print(f"t1: {error}", file=sys.stderr)

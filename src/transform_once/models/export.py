@@ -1,0 +1,48 @@
+"""Models for other runtimes: ONNX, with a free batch size."""
+
+import warnings
+from pathlib import Path
+
+import torch
+
+from transform_once.files import atomic_path
+from transform_once.models.operator import Operator, SpectralOperator
+from transform_once.models.unet import UNet
+
+
+def export(model: Operator, path: str | Path) -> Path:
+    """Write the model as ONNX, from fields to fields on the grid it was trained on, for any batch size.
+
+    Real transforms are matrix products, so T1 and T1+ need nothing that ONNX lacks. Needs the extra `onnx`.
+    """
+    if not (isinstance(model, UNet) or (isinstance(model, SpectralOperator) and not model.transform.is_complex)):
+        raise ValueError(
+            f"{type(model).__name__} computes with complex numbers, which ONNX does not have: "
+            "export a T1 or T1Plus with the transform dct or fourier instead"
+        )
+    try:
+        import onnx  # noqa: F401
+        import onnxscript  # noqa: F401
+    except ImportError:
+        raise ImportError('export needs the ONNX packages: pip install "transform-once[onnx]"') from None
+    parameter = next(model.parameters())
+    example = torch.zeros(2, model.in_channels, *model.resolution, dtype=parameter.dtype, device=parameter.device)
+    training = model.training
+    model.eval()
+    try:
+        with atomic_path(path) as temporary, warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the exporter's own notices about its inner workings
+            torch.onnx.export(
+                model,
+                (example,),
+                temporary,
+                input_names=["input"],
+                output_names=["output"],
+                dynamic_shapes={"x": {0: torch.export.Dim("batch")}},
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+            )
+    finally:
+        model.train(training)
+    return Path(path)

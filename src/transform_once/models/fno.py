@@ -1,0 +1,140 @@
+"""The Fourier neural operator, a baseline: two transforms in every layer."""
+
+import math
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from transform_once.models.operator import INITS, Operator, check_choice
+from transform_once.spectral.initialization import rfft_variance
+from transform_once.spectral.transforms import get_transform
+
+HEAD_WIDTH = 128
+
+
+def convolution(ndim: int) -> type[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
+    """The convolution for that many grid axes."""
+    return (nn.Conv1d, nn.Conv2d, nn.Conv3d)[ndim - 1]
+
+
+def coordinate_channels(x: Tensor) -> Tensor:
+    """One channel per axis with coordinates from 0 to 1, for the fields `x` (batch, channels, *grid)."""
+    lines = [torch.linspace(0, 1, n, dtype=x.dtype, device=x.device) for n in x.shape[2:]]
+    return torch.stack(torch.meshgrid(*lines, indexing="ij")).expand(len(x), -1, *x.shape[2:])
+
+
+class SpectralConvolution(nn.Module):
+    """A complex channel matrix on each of the lowest wave numbers of the last `ndim` axes: a global convolution.
+
+    Wave numbers −m ≤ k < m on all axes but the last and 0 ≤ k < m there. The weights are pairs of real numbers, so that
+    optimisers and data-parallel training need to know nothing of complex ones.
+    """
+
+    phase_blind = False
+
+    def __init__(self, width: int, modes: int | Sequence[int], ndim: int) -> None:
+        super().__init__()
+        self.width, self.ndim = width, ndim
+        self.modes = (modes,) * ndim if isinstance(modes, int) else tuple(modes)
+        self.block = (*(2 * m for m in self.modes[:-1]), self.modes[-1])
+        self.weight = nn.Parameter(torch.empty(math.prod(self.block), width, width, 2))
+        self.initialize("xavier")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, width, ..., *grid) to the same."""
+        T = get_transform("dft")
+        X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
+        X = X.movedim(-1, 0).transpose(1, 2)  # (modes, width, batch, ...): one batched product over the modes
+        Y = torch.bmm(torch.view_as_complex(self.weight), X.flatten(2)).unflatten(2, X.shape[2:])
+        if self.phase_blind:
+            Y = torch.complex(Y.real, torch.zeros_like(Y.real))
+        Y = Y.transpose(1, 2).movedim(0, -1).unflatten(-1, self.block)
+        return T.inverse(Y, self.ndim, x.shape[-self.ndim :]).to(x.dtype)
+
+    @torch.no_grad()
+    def initialize(self, scheme: str) -> None:
+        """Draw the weights: E|A|² = 1/c for "xavier", 2/c for "kaiming"."""
+        self.weight.normal_(0, math.sqrt((1 if scheme == "kaiming" else 0.5) / self.width))
+
+    @torch.no_grad()
+    def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None, parts: int = 1) -> None:
+        """Draw the weights variance-preserving, as one of `parts` layers whose outputs are summed."""
+        variance = rfft_variance(resolution, self.block, self.width) / parts
+        self.weight.normal_(0, math.sqrt(variance), generator=generator)
+
+
+class FNO(Operator):
+    """Lift with coordinates, `depth` × v ← GELU(Kv + v + Wv + b), head: the correct FNO, its complex spectrum kept.
+
+    Args:
+        in_channels: Channels of the input fields.
+        out_channels: Channels of the output fields.
+        resolution: Grid it is trained on; any other that holds the modes works at call time.
+        modes: Wave numbers kept on both sides, an int or one per axis.
+        width: Channels inside.
+        depth: Layers.
+        init: "xavier", "kaiming", or "vp" on all layers, since each truncates.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        resolution: Sequence[int],
+        modes: int | Sequence[int],
+        width: int = 32,
+        depth: int = 6,
+        *,
+        init: Literal["vp", "xavier", "kaiming"] = "xavier",
+    ) -> None:
+        super().__init__(in_channels, out_channels, resolution)
+        check_choice(init, INITS, "init")
+        get_transform("dft").block(modes, self.resolution)  # complains about modes that the grid does not have
+        conv = convolution(self.ndim)
+        self.lift = conv(in_channels + self.ndim, width, 1)
+        self.spectral: Sequence[SpectralConvolution] = nn.ModuleList(  # type: ignore[assignment]
+            SpectralConvolution(width, modes, self.ndim) for _ in range(depth)
+        )
+        self.pointwise = nn.ModuleList(conv(width, width, 1) for _ in range(depth))
+        self.head = nn.Sequential(conv(width, HEAD_WIDTH, 1), nn.GELU(), conv(HEAD_WIDTH, out_channels, 1))
+        for layer in self.spectral:
+            layer.initialize(init)
+        if init == "vp":
+            self.vp_init_(self.resolution)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
+        self._check(x)
+        v = self.lift(torch.cat([self._normalize(x), coordinate_channels(x)], 1))
+        for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
+            v = nn.functional.gelu(spectral(v) + v + pointwise(v))
+        return self._denormalize(self.head(v))
+
+    def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
+        """Draw the spectral weights of every layer variance-preserving."""
+        for layer in self.spectral:
+            layer.vp_init_(resolution, generator)
+
+
+class PhaseBlindFNO(FNO):
+    """The FNO of the released research code, for the reproduction table only: imaginary parts are lost.
+
+    Each layer can then only emit even fields. The paper's FNO numbers are those of this model.
+    """
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        resolution: Sequence[int],
+        modes: int | Sequence[int],
+        width: int = 32,
+        depth: int = 6,
+        *,
+        init: Literal["vp", "xavier", "kaiming"] = "xavier",
+    ) -> None:
+        super().__init__(in_channels, out_channels, resolution, modes, width, depth, init=init)
+        for layer in self.spectral:
+            layer.phase_blind = True

@@ -1,0 +1,9 @@
+"""What the model tests share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    torch.manual_seed(0)

@@ -1,0 +1,112 @@
+"""The baselines: a correct FNO and FFNO, and why the released ones are not."""
+
+import math
+
+import pytest
+import torch
+
+import transform_once as t1
+from transform_once.models.ffno import ReleasedFFNO
+from transform_once.models.fno import PhaseBlindFNO, SpectralConvolution
+
+
+def textbook_convolution(layer, x):
+    """The spectral layer by torch's own FFT on a full grid, with the two corner blocks written out."""
+    m1, m2 = layer.modes
+    W = torch.view_as_complex(layer.weight).reshape(2 * m1, m2, layer.width, layer.width)
+    X = torch.fft.rfft2(x, norm="ortho")
+    Y = torch.zeros_like(X)
+    Y[:, :, :m1, :m2] = torch.einsum("xyoi,bixy->boxy", W[:m1], X[:, :, :m1, :m2])
+    Y[:, :, -m1:, :m2] = torch.einsum("xyoi,bixy->boxy", W[m1:], X[:, :, -m1:, :m2])
+    return torch.fft.irfft2(Y, x.shape[2:], norm="ortho")
+
+
+def test_the_fno_equals_the_textbook():
+    model = t1.FNO(2, 1, (18, 15), modes=(5, 4), width=6, depth=2).double()
+    x = torch.randn(3, 2, 18, 15, dtype=torch.float64)
+    lines = [torch.linspace(0, 1, n, dtype=torch.float64) for n in (18, 15)]
+    v = torch.cat([x, torch.stack(torch.meshgrid(*lines, indexing="ij")).expand(3, -1, -1, -1)], 1)
+    v = model.lift(v)
+    for spectral, pointwise in zip(model.spectral, model.pointwise, strict=True):
+        v = torch.nn.functional.gelu(textbook_convolution(spectral, v) + v + pointwise(v))
+    assert torch.allclose(model(x), model.head(v), atol=1e-12)
+
+
+def shifted(layer, shift, n):
+    """Weights that make a layer of one channel shift its input along the first axis by `shift` points."""
+    m1, m2 = layer.modes
+    k = torch.fft.fftfreq(2 * m1, 1 / (2 * m1))
+    W = torch.exp(-2j * math.pi * k * shift / n)[:, None].expand(2 * m1, m2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.view_as_real(W.reshape(-1, 1, 1).contiguous()))
+    return layer
+
+
+def test_a_correct_layer_shifts_a_field_and_a_phase_blind_one_cannot():
+    n = 16
+    T = t1.get_transform("dft")
+    x = T.inverse(T.forward(torch.randn(2, 1, n, n), 2, 4), 2, n)  # band-limited
+    x = x - x.mean((-2, -1), keepdim=True)
+    layer = shifted(SpectralConvolution(1, 6, 2), 3, n)
+    assert torch.allclose(layer(x), x.roll(3, -2), atol=1e-5)
+    layer.phase_blind = True
+    blind = layer(x)
+    even = blind.flip(-2, -1).roll((1, 1), (-2, -1))
+    assert torch.allclose(blind, even, atol=1e-5)  # whatever its weights, it emits even fields alone
+    assert (blind - x.roll(3, -2)).norm() > 0.5 * x.norm()
+
+
+def test_no_weights_let_a_phase_blind_layer_shift():
+    """Fitted to shift one odd wave, the correct layer succeeds and the phase-blind one cannot even begin."""
+    n = 16
+    nodes = torch.arange(n) / n
+    x = torch.sin(2 * math.pi * nodes)[:, None].expand(n, n)[None, None]
+    errors = {}
+    for blind in (False, True):
+        layer = SpectralConvolution(1, 3, 2)
+        layer.phase_blind = blind
+        optimizer = torch.optim.LBFGS(layer.parameters(), max_iter=50)
+
+        def loss(layer=layer, optimizer=optimizer):
+            optimizer.zero_grad()
+            value = (layer(x) - x).square().mean()
+            value.backward()
+            return value
+
+        optimizer.step(loss)
+        errors[blind] = ((layer(x) - x).norm() / x.norm()).item()
+    assert errors[False] < 1e-3
+    assert errors[True] == pytest.approx(1, abs=1e-3)
+
+
+def test_the_released_variants_are_other_models():
+    for correct, released in ((t1.FNO, PhaseBlindFNO), (t1.FFNO, ReleasedFFNO)):
+        outputs = []
+        for kind in (correct, released):
+            torch.manual_seed(0)
+            model = kind(1, 1, (16, 16), modes=4, width=6, depth=3)
+            outputs.append(model(torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))))
+        assert not torch.allclose(*outputs)
+
+
+def test_the_ffno_layer_sums_one_transform_per_axis():
+    model = t1.FFNO(1, 1, (12, 10), modes=3, width=4, depth=1)
+    x = torch.randn(2, 1, 12, 10)
+    v = model.lift(x)
+    total = torch.zeros_like(v)
+    for axis, layer in zip((-2, -1), model.spectral[0], strict=True):
+        W = torch.view_as_complex(layer.weight)
+        V = torch.fft.rfft(v.movedim(axis, -1), norm="ortho")
+        Y = torch.zeros_like(V)
+        Y[..., :3] = torch.einsum("koi,bixk->boxk", W, V[..., :3])
+        total = total + torch.fft.irfft(Y, v.shape[axis], norm="ortho").movedim(-1, axis)
+    assert torch.allclose(model(x), model.head(model.feed_forward[0](total)), atol=1e-5)
+
+
+def test_the_fno_is_the_same_operator_on_another_grid():
+    model = t1.FNO(1, 1, (16, 16), modes=3, width=6, depth=1)
+    T = t1.get_transform("fourier")
+    modes = torch.randn(1, 6, 5, 5)
+    coarse, fine = (T.inverse(modes, 2, n) * n / 16 for n in (16, 32))
+    layer = model.spectral[0]
+    assert torch.allclose(layer(fine)[..., ::2, ::2], layer(coarse), atol=1e-5)

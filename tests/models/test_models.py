@@ -1,0 +1,194 @@
+"""Parameter counts, shapes and what every model must be able to do."""
+
+import copy
+import math
+
+import pytest
+import torch
+
+import transform_once as t1
+from transform_once.models.ffno import ReleasedFFNO
+from transform_once.models.fno import PhaseBlindFNO
+
+
+def count(model):
+    return sum(parameter.numel() for parameter in model.parameters())
+
+
+PUBLISHED = {
+    "FNO 24/6/32": (14_166_593, lambda: t1.FNO(1, 1, (64, 64), modes=24, width=32, depth=6)),
+    "FFNO 32/10/82": (8_889_057, lambda: t1.FFNO(1, 1, (64, 64), modes=32, width=82, depth=10)),
+    "T1 24/6/48": (8_300_864, lambda: t1.T1(1, 1, (64, 64), modes=24, width=48, depth=6)),
+    "T1+ 24, exponent 6": (10_230_989, lambda: t1.T1Plus(1, 1, (64, 64), modes=24, width=64)),
+    "airfoil FNO": (31_871_555, lambda: t1.FNO(3, 3, (128, 128), modes=24, width=48, depth=6)),
+    "DFPNet128": (12_978_947, lambda: t1.UNet(3, 3, (128, 128), width=64)),
+    "airfoil T1+": (3_559_633, lambda: t1.T1Plus(3, 3, (128, 128), modes=100, width=32)),
+    "ScalarFlow FNO": (84_950_705, lambda: t1.FNO(2, 1, (1062, 600), modes=48, width=48, depth=4)),
+    "ScalarFlow T1": (83_887_272, lambda: t1.T1(2, 1, (1062, 600), modes=512, width=8, depth=4)),
+    "ScalarFlow T1+": (67_755_541, lambda: t1.T1Plus(2, 1, (1062, 600), modes=224, width=128)),
+}
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_parameter_counts_are_the_published_ones(name):
+    expected, make = PUBLISHED[name]
+    with torch.device("meta"):
+        assert count(make()) == expected
+
+
+def small(name, grid, **options):
+    """A small model of any kind from 2 to 3 channels on a grid of any dimension."""
+    if name == "UNet":
+        return t1.UNet(2, 3, grid, width=4)
+    if name == "T1Plus":
+        return t1.T1Plus(2, 3, grid, modes=6, width=4, **options)
+    kinds = {"T1": t1.T1, "FNO": t1.FNO, "FFNO": t1.FFNO, "PhaseBlindFNO": PhaseBlindFNO, "ReleasedFFNO": ReleasedFFNO}
+    return kinds[name](2, 3, grid, modes=4, width=8, depth=2, **options)
+
+
+KINDS = ["T1", "T1Plus", "FNO", "FFNO", "UNet", "PhaseBlindFNO", "ReleasedFFNO"]
+GRIDS = [(17,), (12, 15), (9, 8, 11)]
+
+
+@pytest.mark.parametrize("grid", GRIDS, ids=str)
+@pytest.mark.parametrize("name", KINDS)
+def test_every_model_in_every_dimension(name, grid):
+    model = small(name, grid)
+    x = torch.randn(4, 2, *grid)
+    y = model(x)
+    assert y.shape == (4, 3, *grid)
+    y.square().sum().backward()
+    assert all(parameter.grad is not None and parameter.grad.isfinite().all() for parameter in model.parameters())
+    assert not any(parameter.is_complex() for parameter in model.parameters())
+
+
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO"])
+def test_another_resolution_at_call_time(name):
+    model = small(name, (16, 12)).eval()
+    assert model(torch.randn(2, 2, 20, 31)).shape == (2, 3, 20, 31)
+
+
+@pytest.mark.parametrize("transform", ["dct", "fourier"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+def test_a_band_limited_field_gives_the_same_answer_on_every_grid(name, transform):
+    """What the kept modes hold is the same function whatever the grid: so must be the prediction."""
+    model = small(name, (16, 12), transform=transform).eval()
+    modes = torch.randn(2, 2, 6, 6)[..., :5, :5]
+    T = t1.get_transform(transform)
+
+    def sample(grid):
+        return T.inverse(modes, 2, grid) * math.sqrt(math.prod(grid) / (16 * 12))
+
+    coarse = model(sample((16, 12)))
+    fine = model(sample((32, 24)), size=(32, 24))
+    back = T.inverse(T.forward(fine, 2, 6) / 2, 2, (16, 12))
+    assert torch.allclose(back, coarse, atol=1e-5)
+
+
+def test_an_output_grid_of_its_own():
+    model = t1.T1(1, 2, (16, 12), modes=5, width=6, depth=1, out_resolution=(32, 10))
+    assert model(torch.randn(3, 1, 16, 12)).shape == (3, 2, 32, 10)
+    assert model(torch.randn(3, 1, 32, 24)).shape == (3, 2, 64, 20)
+    assert model(torch.randn(3, 1, 16, 12), size=(8, 9)).shape == (3, 2, 8, 9)
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_normalisation_is_part_of_the_model(name, tmp_path):
+    model = small(name, (12, 15)).eval()
+    plain = copy.deepcopy(model)
+    shift, scale = torch.tensor([3.0, -1.0]), torch.tensor([2.0, 0.5])
+    out_shift, out_scale = torch.tensor([1.0, 0.0, -4.0]), torch.tensor([10.0, 1.0, 0.1])
+    model.set_normalization(shift, scale, out_shift, out_scale)
+    x = torch.randn(2, 2, 12, 15)
+    inside = (x - shift[:, None, None]) / scale[:, None, None]
+    expected = plain(inside) * out_scale[:, None, None] + out_shift[:, None, None]
+    assert torch.allclose(model(x), expected, atol=1e-5)
+    t1.save(model, tmp_path / "model.safetensors")
+    assert torch.equal(t1.load(tmp_path / "model.safetensors").eval()(x), model(x))
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_training_steps_repeat_bit_by_bit(name):
+    def train():
+        torch.manual_seed(1)
+        model = small(name, (12, 15))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(4, 2, 12, 15)).square().mean().backward()
+            optimizer.step()
+        return model.state_dict()
+
+    first, second = train(), train()
+    assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "UNet"])
+def test_bfloat16_autocast(name):
+    model = small(name, (12, 15)).eval()
+    x = torch.randn(2, 2, 12, 15)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = model(x)
+    assert y.isfinite().all()
+    assert (y.float() - model(x)).norm() < 0.05 * model(x).norm()
+
+
+@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+def test_compiles_as_one_graph(name):
+    model = small(name, (12, 15)).eval()
+    torch._dynamo.reset()
+    x = torch.randn(2, 2, 12, 15)
+    assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO"])
+def test_data_parallel(name, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
+    )
+    try:
+        model = torch.nn.parallel.DistributedDataParallel(small(name, (12, 15)))
+        model(torch.randn(2, 2, 12, 15)).square().mean().backward()
+        assert all(parameter.grad is not None for parameter in model.parameters())
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "sentence"),
+    [
+        (
+            lambda: small("T1", (12, 15))(torch.randn(2, 1, 12, 15)),
+            ValueError,
+            r"T1 expects fields of shape \(batch, 2",
+        ),
+        (lambda: small("FNO", (12, 15))(torch.randn(2, 2, 12)), ValueError, "FNO expects fields of shape"),
+        (lambda: small("T1", (12, 15))(torch.randn(2, 2, 3, 15)), ValueError, "between 1 and 3 on axis 0"),
+        (lambda: small("FNO", (12, 15))(torch.randn(2, 2, 6, 15)), ValueError, "between 1 and 3 on axis 0"),
+        (lambda: small("UNet", (12, 15))(torch.randn(2, 2, 12, 16)), ValueError, "was built for fields of"),
+        (lambda: small("T1", (12, 15))(torch.randn(2, 2, 12, 15) + 0j), TypeError, "real floating-point"),
+        (lambda: small("T1", (12, 15))(torch.ones(2, 2, 12, 15).int()), TypeError, r"use x\.float\(\)"),
+        (lambda: small("T1", (12, 15)).kspace(torch.randn(2, 2, 5, 4)), ValueError, r"\(batch, 2, 4, 4\)"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=9), ValueError, "between 1 and 8"),
+        (lambda: t1.FNO(1, 1, (8, 8), modes=5), ValueError, "between 1 and 4"),
+        (lambda: t1.FFNO(1, 1, (8, 8), modes=6), ValueError, "between 1 and 5"),
+        (lambda: t1.T1(0, 1, (8, 8), modes=4), ValueError, "at least 1; got 0 and 1"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, width=0), ValueError, "width and depth must be at least 1"),
+        (lambda: t1.T1(1, 1, (8, 8, 8, 8), modes=4), ValueError, "one to three axis lengths"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, init="vpp"), ValueError, "'vp', 'xavier', 'kaiming'; got 'vpp'"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, activation="relu"), ValueError, "'gelu', 'sine'"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, transform="wavelet"), ValueError, "dct, fourier, dft"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, out_resolution=(8,)), ValueError, "must have 2 axes"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, out_resolution=(3, 8)), ValueError, "between 1 and 3"),
+        (lambda: t1.T1Plus(1, 1, (8, 8), modes=4, transform="dft"), ValueError, "block of real modes"),
+        (
+            lambda: small("T1", (12, 15)).set_normalization(*[torch.zeros(2)] * 2, *[torch.ones(3)] * 2),
+            ValueError,
+            "input_scale must be positive",
+        ),
+    ],
+)
+def test_bad_input_gets_one_clear_sentence(call, error, sentence):
+    with pytest.raises(error, match=sentence) as raised:
+        call()
+    assert "\n" not in str(raised.value)
