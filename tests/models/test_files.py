@@ -9,7 +9,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 import transform_once as t1
-from transform_once.models.fno import PhaseBlindFNO
+from transform_once.models.fno import ReleasedFNO
 from transform_once.models.operator import METADATA, load_weights
 
 MODELS = {
@@ -19,7 +19,7 @@ MODELS = {
     "T1 local": lambda: t1.T1(1, 1, (16, 12), modes=5, width=6, depth=2, local="conv"),
     "T1Plus": lambda: t1.T1Plus(1, 2, (16, 12), modes=8, width=4),
     "FNO": lambda: t1.FNO(1, 1, (16, 12), modes=4, width=6, depth=2),
-    "PhaseBlindFNO": lambda: PhaseBlindFNO(1, 1, (16, 12), modes=4, width=6, depth=2),
+    "ReleasedFNO": lambda: ReleasedFNO(1, 1, (16, 12), modes=4, width=6, depth=2),
     "FFNO": lambda: t1.FFNO(1, 1, (16, 12), modes=4, width=6, depth=2),
     "UNet": lambda: t1.UNet(1, 1, (16, 12), width=4),
 }

@@ -109,14 +109,14 @@ def test_vp_reaches_t1_plus():
 
 def test_vp_goes_to_every_layer_of_an_fno_and_an_ffno():
     fno = t1.FNO(1, 1, (64, 64), modes=8, width=16, depth=3, init="vp")
-    for layer in fno.spectral:
-        assert layer.weight.var().item() == pytest.approx(64 * 64 / (2 * 16 * 8 * (4 * 8 - 3)), rel=0.05)
+    for layer in fno.layers:
+        assert layer.spectral.weight.var().item() == pytest.approx(64 * 64 / (2 * 16 * 8 * (4 * 8 - 3)), rel=0.05)
     ffno = t1.FFNO(1, 1, (64, 32), modes=8, width=16, depth=2, init="vp")
     for axes in ffno.spectral:
         for n, layer in zip((64, 32), axes, strict=True):
             assert layer.weight.var().item() == pytest.approx(n / (2 * 16 * (4 * 8 - 3)), rel=0.15)
     again = t1.vp_init_(t1.FNO(1, 1, (64, 64), modes=8, width=16, depth=1), (32, 32))
-    assert again.spectral[0].weight.var().item() == pytest.approx(32 * 32 / (2 * 16 * 8 * 29), rel=0.05)
+    assert again.layers[0].spectral.weight.var().item() == pytest.approx(32 * 32 / (2 * 16 * 8 * 29), rel=0.05)
 
 
 def test_the_axes_of_an_ffno_layer_preserve_the_variance_together():

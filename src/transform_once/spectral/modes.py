@@ -9,7 +9,7 @@ the field splits exactly: L² = J² + R_o², J from the kept modes and R_o = ‖
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -36,6 +36,8 @@ class ModeSet:
     indices: Tensor
     block: tuple[int, ...]
     transform: str = "dct"
+    # Positions by block and device, so that nothing is copied between devices twice (or inside a CUDA graph).
+    _positions: dict[tuple[tuple[int, ...], torch.device], Tensor] = field(default_factory=dict, init=False, repr=False)
 
     def __len__(self) -> int:
         return self.indices.shape[-2]
@@ -93,10 +95,12 @@ class ModeSet:
 
     def _flat(self, block: tuple[int, ...], device: torch.device) -> Tensor:
         """Positions in the flattened block; negative wave numbers wrap to its end."""
-        flat = torch.zeros(self.indices.shape[:-1], dtype=torch.long)
-        for axis, n in enumerate(block):
-            flat = flat * n + self.indices[..., axis] % n
-        return flat.to(device)
+        if (block, device) not in self._positions:
+            flat = torch.zeros(self.indices.shape[:-1], dtype=torch.long)
+            for axis, n in enumerate(block):
+                flat = flat * n + self.indices[..., axis] % n
+            self._positions[block, device] = flat.to(device)
+        return self._positions[block, device]
 
 
 @dataclass(frozen=True)

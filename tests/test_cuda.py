@@ -1,0 +1,112 @@
+"""What only a GPU can show: run this file whole on a machine that has one."""
+
+import pytest
+import torch
+
+import transform_once as t1
+
+
+@pytest.fixture(autouse=True)
+def _full_float32(monkeypatch):
+    """Convolutions run in tf32 by default, which is no bug of ours to find."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def capture(call):
+    """The call as a captured CUDA graph, after the usual warm-up on a side stream."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return graph, result
+
+
+@pytest.mark.parametrize("name", ["dct", "fourier", "dft"])
+@pytest.mark.parametrize("size", [(97,), (64, 48), (1062, 600), (17, 20, 33)], ids=str)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-13), (torch.float32, 1e-6)])
+def test_transforms_agree_with_the_cpu(name, size, dtype, tolerance):
+    T, ndim = t1.get_transform(name), len(size)
+    x = torch.randn(2, *size, dtype=dtype)
+    modes = tuple(max(1, limit // 2) for limit in T.max_modes(size))
+    X = T.forward(x.cuda(), ndim, modes)
+    assert (X.cpu() - T.forward(x.double(), ndim, modes)).abs().max() <= tolerance * x.norm()
+    assert (T.inverse(X, ndim, size).cpu() - T.inverse(X.cpu(), ndim, size)).abs().max() <= tolerance * x.norm()
+
+
+@pytest.mark.parametrize("name", ["dct", "fourier"])
+def test_half_precision_and_autocast(name):
+    T, x = t1.get_transform(name), torch.randn(2, 3, 64, 64, device="cuda")
+    exact = T.forward(x, 2, 24)
+    for dtype, tolerance in ((torch.bfloat16, 4e-3), (torch.float16, 5e-4)):
+        error = (T.forward(x.to(dtype), 2, 24).float() - exact).abs().max() / x.norm()
+        assert error < tolerance
+        with torch.autocast("cuda", dtype=dtype):
+            assert torch.equal(T.forward(x, 2, 24), exact)
+
+
+@pytest.mark.parametrize("name", ["dct", "fourier", "dft"])
+def test_a_transform_in_a_cuda_graph(name):
+    T, x = t1.get_transform(name), torch.randn(4, 1, 64, 64, device="cuda")
+    graph, y = capture(lambda: T.inverse(T.forward(x, 2, 24), 2, (64, 64)))
+    x.copy_(torch.randn_like(x))
+    graph.replay()
+    assert torch.allclose(y, T.inverse(T.forward(x, 2, 24), 2, (64, 64)), atol=1e-5)
+
+
+MODELS = {
+    "T1": lambda: t1.T1(1, 1, (64, 64), modes=24, width=16, depth=3),
+    "T1 top-m": lambda: t1.T1(1, 1, (64, 64), modes=t1.TopM(300).fit(torch.randn(2, 1, 64, 64)), width=16, depth=2),
+    "T1Plus": lambda: t1.T1Plus(1, 1, (64, 64), modes=24, width=16),
+    "FNO": lambda: t1.FNO(1, 1, (64, 64), modes=12, width=16, depth=3),
+    "FFNO": lambda: t1.FFNO(1, 1, (64, 64), modes=16, width=16, depth=3),
+    "UNet": lambda: t1.UNet(1, 1, (64, 64), width=16),
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_models_agree_with_the_cpu(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().eval()
+    x = torch.randn(3, 1, 64, 64)
+    expected = model(x)
+    assert (model.cuda()(x.cuda()).cpu() - expected).norm() < 1e-4 * expected.norm()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_in_a_cuda_graph(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().cuda()
+    x, y = torch.randn(2, 4, 1, 64, 64, device="cuda")
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, capturable=True)
+
+    def step():
+        optimizer.zero_grad(set_to_none=False)
+        loss = (model(x) - y).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss
+
+    graph, loss = capture(step)
+    first = None
+    for _ in range(30):
+        graph.replay()
+        first = loss.item() if first is None else first
+    assert loss.item() < first
+
+
+@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+def test_models_compile_with_inductor(name):
+    torch.manual_seed(0)
+    model = MODELS[name]().cuda().eval()
+    x = torch.randn(3, 1, 64, 64, device="cuda")
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True)
+    assert (compiled(x) - model(x)).norm() < 1e-4 * model(x).norm()
