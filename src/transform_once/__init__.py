@@ -8,6 +8,10 @@ from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from transform_once.data.fields import Fields as Fields
+    from transform_once.data.formats import read as read
+    from transform_once.data.spectra import spectra as spectra
+    from transform_once.data.symmetries import Symmetry as Symmetry
     from transform_once.models.export import export as export
     from transform_once.models.ffno import FFNO as FFNO
     from transform_once.models.fno import FNO as FNO
@@ -47,6 +51,10 @@ _HOMES = {
     ),
     "spectral.sensitivity": ("gradient_mismatch", "squared_mismatch"),
     "spectral.initialization": ("vp_init_",),
+    "data.fields": ("Fields",),
+    "data.formats": ("read",),
+    "data.spectra": ("spectra",),
+    "data.symmetries": ("Symmetry",),
     "models.operator": ("Operator", "SpectralOperator", "save", "load"),
     "models.t1": ("T1", "T1Plus"),
     "models.fno": ("FNO",),

@@ -1,0 +1,1 @@
+"""Fields: one type for everyone's formats, their symmetries, and their spectra."""

@@ -1,0 +1,293 @@
+"""What a file or folder offers, the options that choose from it, and how the choice becomes `Fields`.
+
+A reader of a format describes its arrays with one letter per axis: n samples, t time, c channels (may repeat), and x,
+y, z the first, second and third grid axis of the result. Everything else, keys, times, channels, strides, is common.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from transform_once.data.arrays import Arranged, Array, Index, LazyArray, Stacked, View, identity
+from transform_once.data.fields import Fields
+from transform_once.data.metadata import Metadata
+
+Keys = str | Sequence[str]
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read a source; what is not given is decided by the format.
+
+    format         the name of the format, where the content does not tell it
+    input_key, target_key, trajectory_key   the arrays to read; several are joined as channels
+    mask_key       an array whose nonzero points leave the loss
+    axes           the axes of stored arrays by letter, such as "nxyt"; "nxy,nxyt" for arrays of different ranks
+    channels, input_channels, target_channels   names or numbers of the channels to keep
+    times          first and last time to keep, by value
+    input_time, target_time   make pairs from these times, by value
+    frame_stride   keep every such frame
+    stride         keep every such grid point
+    resize         rows and columns to resize 2-D fields to, with antialiasing
+    camera         which camera of a ScalarFlow recording, by its place in the file; 2 is the central one of five
+    split          "train", "validation" or "test", where the published data set defines them
+    colour         read a video in red, green and blue instead of grey
+    missing        the value that marks missing points, such as nan
+    grid, periodic, units   facts of `Metadata` that the source does not tell
+    dtype          "float32" or "float64"
+    """
+
+    format: str | None = None
+    input_key: Keys | None = None
+    target_key: Keys | None = None
+    trajectory_key: Keys | None = None
+    mask_key: Keys | None = None
+    axes: str | None = None
+    channels: Sequence[str | int] | None = None
+    input_channels: Sequence[str | int] | None = None
+    target_channels: Sequence[str | int] | None = None
+    times: tuple[float, float] | None = None
+    input_time: float | None = None
+    target_time: float | None = None
+    frame_stride: int = 1
+    stride: int = 1
+    resize: tuple[int, int] | None = None
+    camera: int = 2
+    split: str | None = None
+    colour: bool = False
+    missing: float | None = None
+    grid: str | None = None
+    periodic: bool | Sequence[bool] | None = None
+    units: Mapping[str, str] | None = None
+    dtype: str = "float32"
+
+    def given(self) -> dict[str, Any]:
+        """The options that differ from their defaults, as plain values."""
+        chosen = {item.name: getattr(self, item.name) for item in fields(self)}
+        defaults = {item.name: item.default for item in fields(self)}
+        return {name: value for name, value in chosen.items() if value != defaults[name]}
+
+
+@dataclass
+class Catalogue:
+    """The arrays of a source: `open` gives one by its key, `axes` its letters, or None where the role decides them."""
+
+    path: Path
+    keys: Sequence[str]
+    open: Callable[[str], LazyArray]
+    axes: Callable[[str, tuple[int, ...]], str | None] = lambda key, shape: None
+    input: tuple[str, ...] = ()
+    target: tuple[str, ...] = ()
+    trajectory: tuple[str, ...] = ()
+    times: Array | None = None
+    channels: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    names: Sequence[str] = ()
+    grid: str = "cell"
+    periodic: bool | Sequence[bool] = False
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
+def assemble(catalogue: Catalogue, options: ReadOptions) -> Fields:
+    """The fields that the options choose from a catalogue; nothing but headers is read."""
+    roles = _roles(catalogue, options)
+    chosen = {role: [_Variable(catalogue, options, role, key) for key in keys] for role, keys in roles.items()}
+    variables = [variable for found in chosen.values() for variable in found]
+    sizes = _sizes(variables)
+    letters = "".join(letter for letter in "xyz" if letter in sizes)
+    if not letters or "xyz"[: len(letters)] != letters:
+        raise ValueError(
+            f"{catalogue.path} has no grid axes x, y, z in {[v.described for v in variables]}: name its axes with axes"
+        )
+    if options.resize is not None and len(letters) != 2:
+        raise ValueError(f"resize is for fields of two dimensions, those of {catalogue.path} have {len(letters)}")
+    arrays: dict[str, Any] = {}
+    for role, variables in chosen.items():
+        time = "t" if role == "trajectory" or any("t" in v.axes for v in variables) else ""
+        shared = role == "mask" and not any("n" in v.axes for v in variables)
+        order = f"n{time}c{letters}"
+        parts = [v.arranged(order, {**sizes, "n": 1} if shared else sizes) for v in variables]
+        array = parts[0] if len(parts) == 1 else Stacked(tuple(parts), order.index("c"))
+        arrays[role] = array if options.resize is None else Resized(array, tuple(options.resize))
+    names = {role: [n for v in variables for n in v.names] for role, variables in chosen.items() if role != "mask"}
+    known: dict[str, Any] = {
+        "grid": options.grid or catalogue.grid,
+        "periodic": catalogue.periodic if options.periodic is None else options.periodic,
+        "channels": {role: n for role, n in names.items() if all(n)},
+        "units": options.units or {},
+        "source": str(catalogue.path),
+        "settings": {**catalogue.settings, **({"read": options.given()} if options.given() else {})},
+        "missing": options.missing,
+        "dtype": options.dtype,
+    }
+    if "trajectory" in roles and catalogue.times is not None:
+        known["times"] = tuple(catalogue.times.tolist())
+    sample_names = catalogue.names if len(catalogue.names) == sizes.get("n") else ()
+    return selected(Fields(**arrays, names=sample_names, metadata=Metadata(), **known), options)
+
+
+def _roles(catalogue: Catalogue, options: ReadOptions) -> dict[str, tuple[str, ...]]:
+    """Which keys are input, target, trajectory and mask."""
+    pairs = (options.input_key, options.target_key, options.input_time, options.target_time)
+    if options.trajectory_key is not None or (catalogue.trajectory and all(choice is None for choice in pairs)):
+        roles = {"trajectory": _keys(options.trajectory_key) or catalogue.trajectory}
+    else:
+        films = catalogue.trajectory
+        first = films if options.input_time is not None else ()
+        last = films if options.target_time is not None else ()
+        roles = {
+            "input": _keys(options.input_key) or first or catalogue.input,
+            "target": _keys(options.target_key) or catalogue.target or last,
+        }
+    if not roles.get("trajectory", roles.get("input")):
+        raise ValueError(
+            f"{catalogue.path} has no input or trajectory of its own: choose input_key and target_key (or input_time "
+            f"and target_time), or trajectory_key, from {', '.join(catalogue.keys)}"
+        )
+    roles["mask"] = _keys(options.mask_key)
+    roles = {role: keys for role, keys in roles.items() if keys}
+    absent = [key for keys in roles.values() for key in keys if key not in catalogue.keys]
+    if absent:
+        raise ValueError(f"{catalogue.path} has no {', '.join(absent)}: it has {', '.join(catalogue.keys)}")
+    return roles
+
+
+def _keys(keys: Keys | None) -> tuple[str, ...]:
+    if keys is None:
+        return ()
+    return tuple(keys.split(",")) if isinstance(keys, str) else tuple(keys)
+
+
+class _Variable:
+    """One array in one role, with its axes named and, for pairs, its frame chosen."""
+
+    def __init__(self, catalogue: Catalogue, options: ReadOptions, role: str, key: str) -> None:
+        self.array: LazyArray = catalogue.open(key)
+        shape = tuple(self.array.shape)
+        given = [axes.strip() for axes in (options.axes or "").split(",") if len(axes.strip()) == len(shape)]
+        self.axes = given[0] if given else catalogue.axes(key, shape) or _usual_axes(role, shape)
+        self.described = f"{key} {shape} read as {self.axes}"
+        unknown = set(self.axes) - set("ntcxyz")
+        if len(self.axes) != len(shape) or unknown or any(self.axes.count(letter) > 1 for letter in "ntxyz"):
+            raise ValueError(
+                f"{key} of {catalogue.path} has the shape {shape}, which is not {self.axes}: name its axes with axes, "
+                'n t c x y z for samples, time, channels and grid, such as axes="nxyt"'
+            )
+        if not given and catalogue.axes(key, shape) is None:
+            _suspect_channels_last(key, shape, self.axes)
+        count = int(np.prod([n for n, letter in zip(shape, self.axes, strict=True) if letter == "c"]))
+        names = tuple(catalogue.channels.get(key, ()))
+        if not names and key not in ("input", "target", "trajectory", "array"):
+            names = (key,) if count == 1 else tuple(f"{key}_{i}" for i in range(count))
+        self.names = names or ("",) * count
+        self.channels = count
+        if role in ("input", "target") and "t" in self.axes:
+            self._pick_frame(catalogue, key, options.input_time if role == "input" else options.target_time)
+
+    def _pick_frame(self, catalogue: Catalogue, key: str, time: float | None) -> None:
+        axis = self.axes.index("t")
+        frames = self.array.shape[axis]
+        times = np.arange(frames) if catalogue.times is None else catalogue.times
+        if time is None and frames > 1:
+            span = f"{frames} frames from {times[0]:g} to {times[-1]:g}"
+            raise ValueError(f"{key} has {span}: choose input_time and target_time for pairs, or read it as trajectory")
+        frame = 0 if time is None else frame_at(times, time)
+        self.array = View(self.array).select(axis, frame)
+        self.axes = self.axes.replace("t", "")
+
+    def arranged(self, order: str, sizes: Mapping[str, int]) -> LazyArray:
+        wanted = tuple(self.channels if letter == "c" else sizes[letter] for letter in order)
+        return self.array if self.axes == order else Arranged(self.array, self.axes, order, wanted)
+
+
+def _usual_axes(role: str, shape: tuple[int, ...]) -> str:
+    leading = "ntc" if role == "trajectory" else "nc"
+    return leading + "xyz"[: max(0, len(shape) - len(leading))]
+
+
+def _suspect_channels_last(key: str, shape: tuple[int, ...], axes: str) -> None:
+    channels = shape[axes.index("c")]
+    if channels >= 16 and shape[-1] <= 4 and len(shape) > axes.index("c") + 2:
+        spatial = "xyz"[: len(shape) - axes.index("c") - 1]
+        raise ValueError(
+            f"{key} with the shape {shape} would have {channels} channels on a grid ending in {shape[-1]}: if its "
+            f'channels come last say axes="{axes[: axes.index("c")]}{spatial}c", otherwise axes="{axes}"'
+        )
+
+
+def _sizes(variables: Sequence[_Variable]) -> dict[str, int]:
+    sizes: dict[str, int] = {"n": 1}
+    for variable in variables:
+        for letter, n in zip(variable.axes, variable.array.shape, strict=True):
+            if letter != "c" and sizes.get(letter, 1) not in (1, n) and n != 1:
+                raise ValueError(
+                    f"the arrays do not fit together along {letter}: {'; '.join(v.described for v in variables)}"
+                )
+            if letter != "c":
+                sizes[letter] = max(n, sizes.get(letter, 1))
+    return sizes
+
+
+def selected(fields_: Fields, options: ReadOptions) -> Fields:
+    """Channels, times and strides, chosen after the arrays are in order."""
+    wanted = {"input": options.input_channels, "target": options.target_channels}
+    by_array = {role: wanted.get(role) or options.channels for role in fields_.shapes}
+    channels = {role: chosen for role, chosen in by_array.items() if chosen is not None}
+    if channels:
+        fields_ = fields_.select(channels=channels)
+    if options.times is not None and fields_.kind == "trajectories":
+        times = np.array(fields_.metadata.times)
+        first, last = (frame_at(times, time) for time in options.times)
+        fields_ = fields_.select(frames=slice(first, last + 1))
+    if options.frame_stride != 1:
+        fields_ = fields_.select(frames=slice(None, None, options.frame_stride))
+    return fields_.select(stride=options.stride)
+
+
+def frame_at(times: Array, time: float) -> int:
+    """The number of the frame at this time, to a thousandth of the smallest step."""
+    nearest = int(np.argmin(np.abs(times - time)))
+    step = float(np.diff(times).min()) if len(times) > 1 else 1.0
+    if abs(times[nearest] - time) > 1e-3 * step:
+        raise ValueError(f"no frame at time {time:g}: there are {len(times)} from {times[0]:g} to {times[-1]:g}")
+    return nearest
+
+
+def grid_kind(coordinates: Array) -> str:
+    """ "cell" where the first coordinate lies half a step off a multiple of the step, else "node"."""
+    if len(coordinates) < 2:
+        return "cell"
+    step = float(coordinates[1] - coordinates[0])
+    offset = (float(coordinates[0]) / step) % 1.0 if step else 0.0
+    return "cell" if abs(offset - 0.5) < 0.05 else "node"
+
+
+@dataclass
+class Resized:
+    """A 2-D array of fields resized to other rows and columns: bilinear between cell centres, antialiased."""
+
+    base: LazyArray
+    grid: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if len(self.grid) != 2:
+            raise ValueError(f"resize takes rows and columns, not {self.grid}")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The new shape."""
+        return (*self.base.shape[:-2], *self.grid)
+
+    def __getitem__(self, index: Index) -> Array:
+        values = self.base[(*index[:-2], slice(None), slice(None))].astype(np.float32)
+        images = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, 1, *values.shape[-2:])
+        resized = torch.nn.functional.interpolate(images, self.grid, mode="bilinear", antialias=True)
+        shaped: Array = resized.reshape(*values.shape[:-2], *self.grid).numpy()
+        return shaped[..., index[-2], index[-1]]
+
+    def identity(self) -> str:
+        """The array and its new size."""
+        return f"{identity(self.base)} {self.grid}"

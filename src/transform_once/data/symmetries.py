@@ -1,0 +1,323 @@
+"""Symmetries: maps that take every solution of a problem to another solution, drawn at random as free training data.
+
+A `Symmetry` declares one map of the unit box or torus. `draw` picks a random product of several for every sample of a
+batch, and the resulting `Motion` moves inputs and targets alike: on fields, or exactly on the kept modes of the
+"fourier" basis, where translations are rotations of cos/sin pairs and reflections are signs, so that training never
+leaves k-space and the energy of the dropped modes stays what it was. Nothing here waits for the device: once a first
+call has put the constants there (the usual warm-up), draws and motions can be part of a CUDA graph.
+"""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Symmetry:
+    """One map that takes solutions to solutions: (gw)(x) = factor · w(Ax + offset + s · direction).
+
+    A is a signed permutation: coordinate i of the point at which w is read is `signs[i]` · x[`axes[i]`] + `offset[i]` +
+    s · `direction[i]`, in units of the box, first grid axis first. What is not given stays in place. Examples:
+
+    - w(x+s, y−s) for every s: `Symmetry(direction=(1, -1))`
+    - −w(y+¼, x+¼): `Symmetry(axes=(1, 0), offset=(0.25, 0.25), factors=(-1.0,))`
+    - rotation of the torus by π: `Symmetry(signs=(-1, -1))`
+    - mirror of a box along its second axis, w(x, 1−y), where the last of three channels is the velocity along it:
+      `Symmetry(signs=(1, -1), offset=(0.0, 1.0), factors=(1.0, 1.0, -1.0))`
+
+    Attributes:
+        axes: a permutation of the grid axes.
+        signs: +1 or −1 per grid axis.
+        offset: the fixed shift per grid axis, as a fraction of the box.
+        direction: whole numbers per grid axis; s is drawn uniformly from [0, 1). Empty: no continuous parameter.
+        factors: what each target channel is multiplied with; a single number serves all channels.
+        input_factors: the same for the input channels; empty: as for the target.
+    """
+
+    axes: tuple[int, ...] = ()
+    signs: tuple[int, ...] = ()
+    offset: tuple[float, ...] = ()
+    direction: tuple[int, ...] = ()
+    factors: tuple[float, ...] = (1.0,)
+    input_factors: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        lengths = {len(part) for part in (self.axes, self.signs, self.offset, self.direction) if part}
+        if len(lengths) != 1:
+            raise ValueError(
+                "a symmetry needs at least one of axes, signs, offset and direction, one entry per grid axis in each; "
+                f"got lengths {sorted(lengths)}"
+            )
+        ndim = lengths.pop()
+        defaults = {"axes": range(ndim), "signs": (1,) * ndim, "offset": (0.0,) * ndim, "factors": (1.0,)}
+        for name, default in {**defaults, "direction": (0,) * ndim, "input_factors": self.factors}.items():
+            object.__setattr__(self, name, tuple(getattr(self, name)) or tuple(default))
+        if sorted(self.axes) != list(range(ndim)):
+            raise ValueError(f"axes must be a permutation of {tuple(range(ndim))}, got {self.axes}")
+        if any(sign not in (1, -1) for sign in self.signs):
+            raise ValueError(f"signs must be 1 or -1, got {self.signs}")
+        if any(step != int(step) for step in self.direction):
+            raise ValueError(f"direction must be whole numbers, so that s=1 closes the circle, got {self.direction}")
+
+    def to_dict(self) -> dict[str, list[float]]:
+        """Plain lists by name, ready for JSON; `from_dict` reads them back."""
+        return {field.name: list(getattr(self, field.name)) for field in dataclasses.fields(self)}
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> "Symmetry":
+        """The symmetry that `to_dict` wrote."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        unknown = sorted(set(values) - set(known))
+        if unknown:
+            raise ValueError(f"a symmetry has the entries {known}, got also {unknown}; remove them")
+        return cls(**{name: tuple(value) for name, value in values.items()})
+
+    def motion(self, shift: Tensor) -> "Motion":
+        """This map applied to every sample, with s = `shift`, of shape (batch,)."""
+        table = _table((self,), shift.device)
+        last = torch.full(shift.shape, len(table.maps) - 1, device=shift.device)
+        return table.motion(last, shift[:, None].to(table.offset.dtype))
+
+
+def draw(
+    symmetries: Iterable[Symmetry],
+    batch: int,
+    device: torch.device | str = "cpu",
+    generator: torch.Generator | None = None,
+) -> "Motion":
+    """A random product of the symmetries for each of `batch` samples.
+
+    Every symmetry takes part with probability ½ (a pure translation always) and with its own uniform s; products run in
+    the order given. The randomness is the device's own, or the given generator of that device.
+    """
+    table = _table(tuple(symmetries), torch.device(device))
+    choice = torch.randint(len(table.maps), (batch,), device=device, generator=generator)
+    count = table.direction.shape[-1]
+    shift = torch.rand(batch, count, device=device, generator=generator, dtype=table.offset.dtype)
+    return table.motion(choice, shift)
+
+
+@dataclass(frozen=True)
+class Motion:
+    """One map per sample, w ↦ factor · w(Ax + b), of fields or of their Fourier coefficients.
+
+    Tensors are (batch, channels, *grid) or (batch, time, channels, *grid); all frames of a sequence move together.
+    `signs` and `offset` are (batch, axes), the factors (batch, channels or 1), `choice` (batch,) rows of `table`.
+    """
+
+    table: "_Table"
+    choice: Tensor
+    signs: Tensor
+    offset: Tensor
+    factors: Tensor
+    input_factors: Tensor
+
+    def fields(self, x: Tensor, *, grid: str, periodic: bool | Sequence[bool], inputs: bool = False) -> Tensor:
+        """The moved fields, sampled on the same grid.
+
+        Along a periodic axis, with samples at j/N (`grid="node"`) or (j+½)/N (`grid="cell"`), reflections and shifts by
+        whole grid steps are exact, other shifts are Fourier interpolation, exact for band-limited fields. An axis that
+        is not periodic can be mirrored only, x ↦ 1−x. `inputs` picks the factors of the input channels.
+        """
+        if grid not in ("node", "cell"):
+            raise ValueError(f"grid must be 'node' or 'cell', got {grid!r}")
+        around = (periodic,) * self.signs.shape[1] if isinstance(periodic, bool) else tuple(periodic)
+        self.table.check(around)
+        ndim = self.signs.shape[1]
+        for axis in range(ndim):
+            dim = x.ndim - ndim + axis
+            size = x.shape[dim]
+            half = 0.5 if grid == "cell" or not around[axis] else 0.0
+            # Sample j reads position sign·(j+half) + size·offset − half; its whole part is a gather, the rest a phase.
+            start = self.offset[:, axis] * size + (self.signs[:, axis] - 1) * half
+            whole = start.round()
+            if not self.table.aligned(axis, size, half):
+                x = _shift(x, dim, start - whole)
+            if not self.table.still(axis):
+                steps = torch.arange(size, device=x.device, dtype=start.dtype)
+                index = (self.signs[:, axis, None] * steps + whole[:, None]).remainder(size).long()
+                x = x.gather(dim, _along(index, dim, x).expand(x.shape))
+        return self._finish(x, inputs)
+
+    def fourier(self, X: Tensor, *, inputs: bool = False) -> Tensor:
+        """The moved coefficients of the "fourier" basis: constant, cos 1, sin 1, … along each axis, an odd number."""
+        ndim = self.signs.shape[1]
+        for axis in range(ndim):
+            dim = X.ndim - ndim + axis
+            kept = X.shape[dim]
+            if kept % 2 == 0:
+                raise ValueError(
+                    f"axis {axis} has {kept} Fourier coefficients, which splits a cos/sin pair; keep an odd number"
+                )
+            if kept == 1 or self.table.still(axis):
+                continue
+            wave = torch.arange(1, kept // 2 + 1, device=X.device, dtype=self.offset.dtype)
+            angle = 2 * math.pi * wave * self.offset[:, axis, None]
+            cosine, sine = (_along(values.to(X.dtype), dim, X) for values in (angle.cos(), angle.sin()))
+            sign = _along(self.signs[:, axis, None].to(X.dtype), dim, X)
+            even, odd = X.narrow(dim, 1, kept - 1).unflatten(dim, (-1, 2)).unbind(dim + 1)
+            pairs = torch.stack((cosine * even + sine * odd, sign * (cosine * odd - sine * even)), dim + 1)
+            X = torch.cat((X.narrow(dim, 0, 1), pairs.flatten(dim, dim + 1)), dim)
+        return self._finish(X, inputs)
+
+    def _finish(self, x: Tensor, inputs: bool) -> Tensor:
+        """Transpose and multiply, which fields and coefficients share."""
+        ndim = self.signs.shape[1]
+        lead = tuple(range(x.ndim - ndim))
+        result = x
+        for axes in self.table.permutations:
+            # Axis i of x follows axis axes[i] of the result.
+            moved = x.permute(*lead, *(len(lead) + axes.index(axis) for axis in range(ndim)))
+            if moved.shape != x.shape:
+                raise ValueError(
+                    f"a symmetry that swaps axes needs equal sizes along them, got {tuple(x.shape[-ndim:])}; "
+                    "resample to a square grid or leave this symmetry out"
+                )
+            chosen = self.table.permuted[self.table.permutations.index(axes)][self.choice]
+            result = torch.where(_along(chosen[:, None], 0, x), moved, result)
+        factors = self.input_factors if inputs else self.factors
+        channel = x.ndim - ndim - 1
+        if factors.shape[1] not in (1, x.shape[channel]):
+            raise ValueError(
+                f"the symmetry has factors for {factors.shape[1]} channels, got fields with {x.shape[channel]}; give "
+                "one factor per channel, or one for all"
+            )
+        return result * _along(factors.to(x.dtype), channel, x)
+
+
+class _Table:
+    """Every product of some symmetries, one row each, with the shifts s kept symbolic: offset + direction · s."""
+
+    def __init__(self, symmetries: Sequence[Symmetry], device: torch.device) -> None:
+        ndims = {len(symmetry.axes) for symmetry in symmetries}
+        if len(ndims) != 1:
+            raise ValueError(f"symmetries must share one number of grid axes, got {sorted(ndims)}")
+        self.ndim = ndims.pop()
+        count = len(symmetries)
+        self.maps: list[_Map] = []
+        for taken in itertools.product(*((True,) if _pure_shift(g) else (False, True) for g in symmetries)):
+            product = _Map.identity(self.ndim, count)
+            for number, symmetry in enumerate(symmetries):
+                if taken[number]:
+                    product = product.then(symmetry, number)
+            self.maps.append(product)
+        # MPS has no float64; elsewhere angles of high wave numbers deserve it.
+        real = torch.float32 if device.type == "mps" else torch.float64
+        self.signs = torch.tensor([m.signs for m in self.maps], dtype=real, device=device)
+        self.offset = torch.tensor([m.offset for m in self.maps], dtype=real, device=device)
+        self.direction = torch.tensor([m.direction for m in self.maps], dtype=real, device=device)
+        self.factors = torch.tensor(_even([m.factors for m in self.maps]), dtype=real, device=device)
+        self.input_factors = torch.tensor(_even([m.input_factors for m in self.maps]), dtype=real, device=device)
+        self.permutations = sorted({m.axes for m in self.maps} - {tuple(range(self.ndim))})
+        self.permuted = [torch.tensor([m.axes == p for m in self.maps], device=device) for p in self.permutations]
+
+    def motion(self, choice: Tensor, shift: Tensor) -> Motion:
+        """Rows `choice` (batch,) with the parameters s = `shift` (batch, symmetries)."""
+        offset = self.offset[choice] + (self.direction[choice] * shift[:, None]).sum(-1)
+        return Motion(self, choice, self.signs[choice], offset, self.factors[choice], self.input_factors[choice])
+
+    def still(self, axis: int) -> bool:
+        """Whether no product reflects or shifts along this axis."""
+        return all(m.signs[axis] == 1 and m.offset[axis] == 0 and not any(m.direction[axis]) for m in self.maps)
+
+    def aligned(self, axis: int, size: int, half: float) -> bool:
+        """Whether every product shifts by whole grid steps along this axis."""
+        starts = [m.offset[axis] * size + (m.signs[axis] - 1) * half for m in self.maps]
+        moving = any(any(m.direction[axis]) for m in self.maps)
+        return not moving and all(abs(start - round(start)) < 1e-9 for start in starts)
+
+    def check(self, periodic: tuple[bool, ...]) -> None:
+        """Refuse products that leave a box along an axis that is not periodic."""
+        if len(periodic) != self.ndim:
+            raise ValueError(f"periodic must be one bool, or one for each of {self.ndim} grid axes, got {periodic}")
+        for m in self.maps:
+            for axis in range(self.ndim):
+                inside = m.offset[axis] == (0 if m.signs[axis] == 1 else 1) and not any(m.direction[axis])
+                if periodic[axis] != periodic[m.axes[axis]] or not (periodic[axis] or inside):
+                    raise ValueError(
+                        f"axis {axis} is not periodic, so it can only be mirrored by x -> 1-x (sign -1, offset 1) or "
+                        f"swapped with another such axis; got {m}"
+                    )
+
+
+@dataclass(frozen=True)
+class _Map:
+    """w ↦ factor · w(Ax + offset + direction · s) with one s per symmetry: `direction` has a row per axis."""
+
+    axes: tuple[int, ...]
+    signs: tuple[int, ...]
+    offset: tuple[float, ...]
+    direction: tuple[tuple[int, ...], ...]
+    factors: tuple[float, ...] = (1.0,)
+    input_factors: tuple[float, ...] = (1.0,)
+
+    @classmethod
+    def identity(cls, ndim: int, count: int) -> "_Map":
+        return cls(tuple(range(ndim)), (1,) * ndim, (0.0,) * ndim, ((0,) * count,) * ndim)
+
+    def then(self, g: Symmetry, number: int) -> "_Map":
+        """g after this map: (g(self w))(x) reads w at A₁(A₂x + b₂) + b₁, where A₂, b₂ belong to g."""
+        axes = range(len(self.axes))
+        rows = [tuple(g.direction[i] if j == number else 0 for j in range(len(self.direction[0]))) for i in axes]
+        return _Map(
+            tuple(g.axes[self.axes[i]] for i in axes),
+            tuple(self.signs[i] * g.signs[self.axes[i]] for i in axes),
+            tuple(self.signs[i] * g.offset[self.axes[i]] + self.offset[i] for i in axes),
+            tuple(
+                tuple(self.signs[i] * new + old for new, old in zip(rows[self.axes[i]], self.direction[i], strict=True))
+                for i in axes
+            ),
+            _times(self.factors, g.factors),
+            _times(self.input_factors, g.input_factors),
+        )
+
+
+@lru_cache(maxsize=64)
+def _table(symmetries: tuple[Symmetry, ...], device: torch.device) -> _Table:
+    return _Table(symmetries, device)
+
+
+def _pure_shift(g: Symmetry) -> bool:
+    """Whether s already makes the identity likely enough: nothing but a translation with a free parameter."""
+    plain = g.axes == tuple(range(len(g.axes))) and set(g.signs) == {1} and not any(g.offset)
+    return plain and any(g.direction) and {*g.factors, *g.input_factors} == {1.0}
+
+
+def _times(first: tuple[float, ...], second: tuple[float, ...]) -> tuple[float, ...]:
+    """Products channel by channel, a single number serving all channels."""
+    if 1 not in (len(first), len(second)) and len(first) != len(second):
+        raise ValueError(f"symmetries of one data set must agree on the number of channels, got {first} and {second}")
+    count = max(len(first), len(second))
+    return tuple(first[i % len(first)] * second[i % len(second)] for i in range(count))
+
+
+def _even(rows: list[tuple[float, ...]]) -> list[list[float]]:
+    """Rows of factors brought to one length."""
+    count = max(len(row) for row in rows)
+    return [list(row) * (count // len(row)) for row in rows]
+
+
+def _along(values: Tensor, dim: int, like: Tensor) -> Tensor:
+    """(batch, n) seen as a tensor that broadcasts against `like`, with n along `dim`."""
+    shape = [1] * like.ndim
+    shape[dim] = values.shape[1]
+    shape[0] = values.shape[0]
+    return values.view(shape)
+
+
+def _shift(x: Tensor, dim: int, steps: Tensor) -> Tensor:
+    """x(j + steps) along `dim`, by Fourier interpolation; steps (batch,) are fractions of a grid step, 0 is exact."""
+    size = x.shape[dim]
+    wave = torch.arange(size // 2 + 1, device=x.device, dtype=steps.dtype)
+    angle = 2 * math.pi / size * wave * steps[:, None]
+    phase = torch.polar(torch.ones_like(angle), angle)
+    X = torch.fft.rfft(x, dim=dim)
+    moved = torch.fft.irfft(X * _along(phase.to(X.dtype), dim, x), n=size, dim=dim)
+    return torch.where(_along(steps[:, None] == 0, 0, x), x, moved)

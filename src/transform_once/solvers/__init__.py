@@ -1,0 +1,1 @@
+"""Solvers that make fields: Navier-Stokes, smoke, airfoils."""
