@@ -138,13 +138,13 @@ def test_energy_and_enstrophy_budgets_close() -> None:
 
 
 def test_one_crank_nicolson_step_is_the_textbook_formula() -> None:
-    w, viscosity, step = smooth(2, 32, largest=8), 1e-3, 1e-2
+    w, viscosity, step = smooth(2, 32, largest=7), 1e-3, 1e-2
     _, u, v = stream_function(w)
     kx = TAU * torch.fft.fftfreq(32, 1 / 32, dtype=torch.float64)[:, None]
     ky = TAU * torch.fft.rfftfreq(32, 1 / 32, dtype=torch.float64)
     W = torch.fft.rfft2(w)
     advection = torch.fft.rfft2(u * torch.fft.irfft2(1j * kx * W) + v * torch.fft.irfft2(1j * ky * W))
-    kept = (kx.abs() <= TAU * 10) & (ky <= TAU * 10)
+    kept = kx**2 + ky**2 <= (TAU * 10) ** 2
     rate = torch.fft.rfft2(paper_forcing(*coordinates(32))) - advection * kept
     loss = viscosity * (kx**2 + ky**2) * step / 2
     expected = torch.fft.irfft2(((1 - loss) * W + step * rate) / (1 + loss))

@@ -3,8 +3,8 @@
     ∂w/∂t + u·∇w = ν Δw + f,   u = (∂ψ/∂y, −∂ψ/∂x),   −Δψ = w
 
 Fields are (batch, 1, N, N), nodal: entry (i, j) is the value at x = i/N, y = j/N, so rows, the first grid axis, are x.
-Everything is periodic. The advection is dealiased by the 2/3 rule, time goes by fourth-order Runge-Kutta with the
-diffusion solved exactly (integrating factor); step and internal grid follow from a tolerance (`choose_settings`).
+Everything is periodic. Products are dealiased by the 2/3 rule (waves |k| < N/3 are kept), time goes by fourth-order
+Runge-Kutta with the diffusion solved exactly (integrating factor); step and internal grid follow from a tolerance.
 
 `generate` draws initial fields and solves; `solve` starts from fields of yours. How a step is made is in `vorticity`.
 """
@@ -273,7 +273,7 @@ def _shorter(step: float, factor: float, final: float) -> float:
 
 
 class _Pilot(NamedTuple):
-    """What a trial run shows: fields (batch, times, N, N), the largest |u|+|v|, the largest tail after the start."""
+    """What a trial run shows: fields (batch, times, N, N), the largest speed, the largest tail after the start."""
 
     fields: Tensor
     speed: float

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def cutoff(grid: int) -> int:
-    """The largest wave number kept by the 2/3 rule: products of two such waves alias onto no kept one."""
+    """The largest wave number |k| kept by the 2/3 rule: products of two such waves alias onto no kept one."""
     return (grid - 1) // 3
 
 
@@ -26,19 +26,21 @@ class Flow:
     def __init__(self, grid: int, viscosity: float, forces: Tensor) -> None:
         self.grid, self.viscosity = grid, viscosity
         self.real, self.device = forces.dtype, forces.device
-        k = torch.fft.fftfreq(grid, 1 / grid, dtype=torch.float64)
-        kept = (k.abs() <= cutoff(grid)).double()
-        kx, ky, mask = 2 * math.pi * k[:, None], 2 * math.pi * k[None, :], kept[:, None] * kept
+        k = 2 * math.pi * torch.fft.fftfreq(grid, 1 / grid, dtype=torch.float64)
+        kx, ky = k[:, None], k[None, :]
         square = kx**2 + ky**2
+        radius = square.sqrt() / (2 * math.pi * cutoff(grid))
+        # A disc rather than a square: the waves in the corners add little but limit the step.
+        kept = (radius <= 1).double()
         # The inverse transforms below are unnormalised: their factor 1/n² sits here.
-        inverse = torch.where(square > 0, mask / square, 0.0) / grid**2
+        inverse = torch.where(square > 0, kept / square, 0.0) / grid**2
         both = torch.stack((ky * inverse, -kx * inverse)) * 1j
         self.velocity_tables = torch.view_as_complex(torch.view_as_real(both).to(self.real).to(self.device))
         # −u·∇w = −(∂xx−∂yy)(uv) − ∂xy(v²−u²), whose multipliers are:
-        self.products = ((kx**2 - ky**2) * mask, kx * ky * mask)
+        self.products = ((kx**2 - ky**2) * kept, kx * ky * kept)
         self.diffusion = viscosity * square
+        self.kept, self.outermost = self.table(kept), self.table(kept * (radius > 0.9))
         self.forcing = self.spectrum(forces.expand(2, -1, -1) if len(forces) == 1 else forces)
-        self.tail_mask = self.table((torch.maximum(k.abs()[:, None], k.abs()) > 0.9 * cutoff(grid)).double())
 
     def table(self, values: Tensor) -> Tensor:
         """Multipliers (n, n), made in float64, as (n, n, 2) in the precision and on the device of the run."""
@@ -53,7 +55,7 @@ class Flow:
         k = torch.arange(-largest, largest + 1, device=fields.device)
         state = coarse.new_zeros(len(coarse), self.grid, self.grid)
         state[:, k[:, None], k] = coarse[:, k[:, None], k] * (self.grid / fields.shape[-1]) ** 2
-        return torch.view_as_real(state)
+        return torch.view_as_real(state) * self.kept
 
     def fields(self, state: Tensor, resolution: int) -> Tensor:
         """The values (batch, N, N) of a state at the nodes of the coarser grid."""
@@ -68,9 +70,9 @@ class Flow:
         return torch.view_as_real(u), torch.view_as_real(v)
 
     def speed(self, state: Tensor) -> float:
-        """The largest |u|+|v|, which limits the step."""
+        """The largest √(u²+v²), which limits the step."""
         u, v = self.velocity(state)
-        return float((u.abs() + v.abs()).max())
+        return float((u * u + v * v).max().sqrt())
 
     def stable_step(self, speed: float, longest: float) -> float:
         """The longest "rk4" step, up to `longest`, at which no wave grows in a uniform flow of that speed.
@@ -88,7 +90,7 @@ class Flow:
         """The share of the outermost tenth of the kept wave numbers in the L2 norm, largest over the pairs."""
         energy = state.square()
         whole = energy.sum((1, 2, 3)).clamp_min(torch.finfo(energy.dtype).tiny)
-        return float(((energy * self.tail_mask).sum((1, 2, 3)) / whole).sqrt().max())
+        return float(((energy * self.outermost).sum((1, 2, 3)) / whole).sqrt().max())
 
     def march(self, state: Tensor, instants: list[float], scheme: str, longest_step: float) -> Iterator[Tensor]:
         """The states at increasing times."""
@@ -128,7 +130,7 @@ class Integrator:
         """Advection and forcing at `state`, times the weight of that stage."""
         u, v = self.flow.velocity(state)
         uv = torch.fft.fft2(torch.view_as_complex(u * v))
-        difference = torch.fft.fft2(torch.view_as_complex(torch.addcmul(v * v, u, u, value=-1)))
+        difference = torch.fft.fft2(torch.view_as_complex((v * v).addcmul_(u, u, value=-1)))
         first, second, forcing = self.stages[stage]
         total = torch.addcmul(forcing, first, torch.view_as_real(uv))
         return total.addcmul_(second, torch.view_as_real(difference))
