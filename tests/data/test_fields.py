@@ -45,7 +45,7 @@ def choices(draw, size):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_views_select_like_numpy(data):
     array = np.arange(6 * 5 * 4, dtype=np.float32).reshape(6, 5, 4)
     view, expected = View(array), array
@@ -471,7 +471,7 @@ def test_no_space_left_is_one_sentence_and_loses_nothing(tmp_path):
 
 
 @given(stop=st.integers(0, 2 * (20 + 40) * 4 + 2))
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_a_write_torn_at_any_byte_is_repaired(stop, tmp_path_factory):
     """The process dies after exactly `stop` bytes of an append have reached the file."""
     path = tmp_path_factory.mktemp("torn") / "x.h5"

@@ -83,7 +83,7 @@ def cases(draw):
 
 
 @given(cases(), st.sampled_from([1e-3, 1.0, 30.0]))
-@settings(deadline=None, max_examples=150)
+@settings(max_examples=150)
 def test_the_loss_on_kept_modes_is_that_of_the_fields(case, size):
     fields, transform, modes, normalization, seed = case
     made = spectra(fields, transform, modes, normalization=normalization)
@@ -397,7 +397,7 @@ def test_a_cache_that_is_not_right_is_made_anew(tmp_path, spoil, suffix):
 
 
 @given(st.integers(0, 2**31), st.integers(1, 255))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_any_changed_byte_is_noticed_or_harmless(tmp_path_factory, place, change):
     folder = tmp_path_factory.mktemp("bytes")
     fields = Fields(input=noise(2, 1, 6), target=noise(2, 1, 6, seed=1))

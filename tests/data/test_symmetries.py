@@ -80,7 +80,7 @@ def test_shifts_by_whole_steps_and_reflections_are_exact() -> None:
     direction=st.tuples(st.integers(-2, 2), st.integers(-2, 2)),
     seed=st.integers(0, 100),
 )
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_coefficients_move_as_their_fields_do(
     rows: int,
     columns: int,

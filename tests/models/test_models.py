@@ -2,6 +2,8 @@
 
 import copy
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -155,17 +157,33 @@ def test_compiles_as_one_graph(name):
     assert torch.allclose(torch.compile(model, fullgraph=True, backend="aot_eager")(x), model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO"])
-def test_data_parallel(name, tmp_path):
-    torch.distributed.init_process_group(
-        "gloo", store=torch.distributed.FileStore(str(tmp_path / "store"), 1), rank=0, world_size=1
-    )
-    try:
-        model = torch.nn.parallel.DistributedDataParallel(small(name, (12, 15)))
-        model(torch.randn(2, 2, 12, 15)).square().mean().backward()
-        assert all(parameter.grad is not None for parameter in model.parameters())
-    finally:
-        torch.distributed.destroy_process_group()
+DATA_PARALLEL = """
+import os, sys, torch
+import transform_once as t1
+rank, folder = int(sys.argv[1]), sys.argv[2]
+store = torch.distributed.FileStore(folder + "/store", 2)
+torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
+for kind in (t1.T1, t1.FNO):
+    torch.manual_seed(0)
+    model = kind(1, 1, (12, 10), modes=4, width=6, depth=2)
+    x, y = torch.randn(2, 4, 1, 12, 10)
+    parallel = torch.nn.parallel.DistributedDataParallel(model)
+    own = slice(2 * rank, 2 * rank + 2)
+    (parallel(x[own]) - y[own]).square().mean().backward()
+    shared = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    (model(x) - y).square().mean().backward()
+    assert all(torch.allclose(a, p.grad, atol=1e-6) for a, p in zip(shared, model.parameters()))
+open(f"{folder}/done{rank}", "w").close()
+os._exit(0)  # the destructor of a process group can wait for the interpreter that waits for it
+"""
+
+
+def test_data_parallel_gradients_are_those_of_the_whole_batch(tmp_path):
+    """Two processes, half a batch each: real weights, so no imaginary part of a gradient is lost on the way."""
+    ranks = [subprocess.Popen([sys.executable, "-c", DATA_PARALLEL, str(rank), str(tmp_path)]) for rank in range(2)]
+    assert [process.wait() for process in ranks] == [0, 0]
+    assert sorted(path.name for path in tmp_path.glob("done*")) == ["done0", "done1"]
 
 
 @pytest.mark.parametrize(

@@ -145,7 +145,7 @@ def test_shape_is_kept_and_a_gradient_reaches_every_parameter(size: tuple[int, .
 
 
 @given(size=st.lists(st.integers(1, 20), min_size=1, max_size=3), training=st.booleans())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_any_size_works_on_a_batch_of_one(size: list[int], training: bool) -> None:
     body = UNetBody(1, 2, tuple(size), 2).train(training)
     y = body(torch.randn(1, 1, *size))
@@ -175,7 +175,7 @@ def test_skips_bypass_everything_below_them(size: tuple[int, ...]) -> None:
     lengths=st.lists(st.tuples(st.integers(1, 9), st.integers(0, 12)), min_size=1, max_size=3),
     seed=st.integers(0, 1000),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_upsampling_equals_interpolate(lengths: list[tuple[int, int]], seed: int) -> None:
     size = tuple(length for length, _ in lengths)
     target = tuple(length + more for length, more in lengths)

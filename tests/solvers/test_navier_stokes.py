@@ -1,5 +1,6 @@
 import itertools
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -19,6 +20,15 @@ from transform_once.solvers.navier_stokes import (
 from transform_once.solvers.vorticity import Flow, Integrator
 
 TAU = 2 * math.pi
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Fields this small only lose time to threads waiting for each other."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 def coordinates(size: int) -> tuple[Tensor, Tensor]:

@@ -79,7 +79,7 @@ def test_projection_is_the_orthogonal_one() -> None:
     np.testing.assert_allclose(ours, expected, atol=1e-12)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(rows=st.integers(4, 40), columns=st.integers(4, 40), speed=st.floats(0.1, 20), seed=st.integers(0, 1000))
 def test_mass_and_bounds_are_kept_in_any_flow(rows: int, columns: int, speed: float, seed: int) -> None:
     density, velocity = noise(2, rows, columns, seed)

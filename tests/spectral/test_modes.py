@@ -36,7 +36,7 @@ def test_top_m_beats_every_other_set():
             assert residual(y, rival).item() >= best - 1e-12
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(size=grids, name=st.sampled_from(["dct", "fourier"]), data=st.data())
 def test_no_random_set_of_the_same_size_beats_top_m(size, name, data):
     total = math.prod(size)
@@ -55,7 +55,7 @@ def test_no_random_set_of_the_same_size_beats_top_m(size, name, data):
     assert (by_channel.sum(0) <= t1.tail_energy(y, kept, name).sum(0) + 1e-9).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(2, 40), data=st.data())
 def test_low_pass_is_top_m_for_a_monotone_spectrum(n, data):
     count = data.draw(st.integers(1, n))
@@ -92,7 +92,7 @@ def test_low_pass_is_what_a_number_means(name, size):
         assert losses == pytest.approx([losses[0]] * 3)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=grids, name=st.sampled_from(NAMES), per=st.sampled_from(["all", "channel", "field"]), data=st.data())
 def test_select_and_scatter_are_inverse_on_the_kept_modes(size, name, per, data):
     y = field((3, 2, *size))

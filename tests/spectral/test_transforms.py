@@ -81,7 +81,7 @@ def test_half_precision_error_is_that_of_its_rounding(name, dtype, tolerance):
     assert np.abs(X.to(torch.complex128).numpy() - exact).max() <= tolerance * x.double().norm().item()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=grids, name=st.sampled_from(NAMES), seed=st.integers(0, 99))
 def test_parseval(size, name, seed):
     T, x = t1.get_transform(name), field(size, seed=seed)
@@ -89,7 +89,7 @@ def test_parseval(size, name, seed):
     assert energy.item() == pytest.approx(x.square().sum().item(), rel=1e-12)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(size=grids, name=st.sampled_from(["dct", "fourier"]), data=st.data())
 def test_truncation_equals_full_then_slice(size, name, data):
     modes = tuple(data.draw(st.integers(1, n)) for n in size)
@@ -104,7 +104,7 @@ def test_truncation_equals_full_then_slice(size, name, data):
     assert torch.allclose(T.inverse(kept, len(size), size), T.inverse(padded, len(size), size), atol=1e-13)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rows=st.integers(1, 12), columns=st.integers(1, 12), data=st.data())
 def test_dft_truncation_keeps_both_corners(rows, columns, data):
     T, x = t1.get_transform("dft"), field((2, rows, columns))
@@ -119,7 +119,7 @@ def test_dft_truncation_keeps_both_corners(rows, columns, data):
     assert torch.allclose(T.inverse(kept, 2, (rows, columns)), expected, atol=1e-13)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(size=grids, name=st.sampled_from(NAMES), a=st.floats(-3, 3), b=st.floats(-3, 3))
 def test_linearity(size, name, a, b):
     T, x, y = t1.get_transform(name), field(size), field(size, seed=1)

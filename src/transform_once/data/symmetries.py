@@ -231,7 +231,7 @@ class _Table:
         """Whether every product shifts by whole grid steps along this axis."""
         starts = [m.offset[axis] * size + (m.signs[axis] - 1) * half for m in self.maps]
         moving = any(any(m.direction[axis]) for m in self.maps)
-        return not moving and all(abs(start - round(start)) < 1e-9 for start in starts)
+        return not moving and all(abs(start - round(start)) < 1e-12 for start in starts)
 
     def check(self, periodic: tuple[bool, ...]) -> None:
         """Refuse products that leave a box along an axis that is not periodic."""

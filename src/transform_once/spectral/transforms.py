@@ -26,8 +26,9 @@ from torch import Tensor
 
 from transform_once.spectral.bases import matrix, wave_numbers
 
-# An axis whose matrix would have more entries than this goes through an FFT (measured in benchmarks/transforms.py).
-MATRIX_ENTRIES = 2**22
+# An axis whose matrix would have more entries than this goes through an FFT: between what suits a CPU (less) and a GPU
+# (more), see benchmarks/transforms.py.
+MATRIX_ENTRIES = 2**21
 
 
 @runtime_checkable
