@@ -66,7 +66,7 @@ class SpectralConvolution(nn.Module):
 class FNOLayer(nn.Module):
     """v ← MLP(GELU(Kv + Wv + b)) + v: the spectral and the pointwise map, then a small perceptron on the channels.
 
-    Without the perceptron the FNO fits as well and generalises half as well (benchmarks/fno_accuracy.py).
+    Without the perceptron it overfits a thousand pairs far more (docs/measurements.md).
     """
 
     def __init__(self, width: int, modes: int | Sequence[int], ndim: int) -> None:
@@ -92,7 +92,7 @@ class FNO(Operator):
         modes: Wave numbers kept on both sides, an int or one per axis.
         width: Channels inside.
         depth: Layers.
-        init: "kaiming" (the best of the three on Navier-Stokes), "xavier", or "vp" on all layers, since each truncates.
+        init: "kaiming", "xavier", or "vp" on all layers, since each truncates.
     """
 
     def __init__(
