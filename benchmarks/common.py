@@ -52,6 +52,32 @@ def interleaved(
     return times
 
 
+def captured(
+    step: Callable[[], None], parameters: list[torch.Tensor], optimizer: torch.optim.Optimizer
+) -> Callable[[], None]:
+    """The step as one CUDA graph, with parameters and optimiser as they were before the warm-up it takes to record it.
+
+    The optimiser must be capturable, its rate a tensor, and the gradients kept in place.
+    """
+    before = [parameter.detach().clone() for parameter in parameters]
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step()
+    with torch.no_grad():
+        for parameter, values in zip(parameters, before, strict=True):
+            parameter.copy_(values)
+        for state in optimizer.state.values():
+            for value in state.values():
+                value.zero_()
+    return graph.replay
+
+
 def milliseconds(times: Sequence[float]) -> tuple[float, float]:
     """Median and interquartile range."""
     if len(times) < 2:

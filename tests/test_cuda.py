@@ -4,6 +4,11 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.data.fields import Fields
+from transform_once.data.symmetries import draw
+from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES, generate, solve
+from transform_once.solvers.smoke import SmokeSettings, simulate
+from transform_once.spectral.transforms import get_transform
 
 
 @pytest.fixture(autouse=True)
@@ -110,3 +115,29 @@ def test_models_compile_with_inductor(name):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True)
     assert (compiled(x) - model(x)).norm() < 1e-4 * model(x).norm()
+
+
+@pytest.mark.parametrize(("viscosity", "time"), [(1e-3, 5.0), (1e-4, 2.0)])
+def test_navier_stokes_agrees_with_the_cpu(viscosity, time):
+    start, _, settings = generate(4, viscosity, time, 32, dtype=torch.float64)
+    ours = solve(start.cuda(), viscosity, time, settings=settings)[0]
+    reference = solve(start, viscosity, time, settings=settings)[0]
+    assert torch.linalg.vector_norm(ours.cpu() - reference) < 1e-8 * torch.linalg.vector_norm(reference)
+
+
+def test_spectra_and_symmetries_agree_with_the_cpu():
+    x, y, _ = generate(6, 1e-3, 1.0, 32)
+    fields = Fields(input=x, target=y, grid="node", periodic=True)
+    ours, reference = (t1.spectra(fields, "fourier", 9, cache=False, device=device) for device in ("cuda", "cpu"))
+    for name, tensor in reference.tensors.items():
+        assert torch.allclose(ours.tensors[name], tensor, rtol=1e-6, atol=1e-9), name
+    generator = torch.Generator(device="cuda").manual_seed(0)
+    motion = draw(NAVIER_STOKES_SYMMETRIES, 6, device="cuda", generator=generator)
+    moved = get_transform("fourier").forward(motion.fields(y.cuda(), grid="node", periodic=True).double(), 2, 9)
+    assert torch.allclose(motion.fourier(ours.tensors["target"].cuda()).double(), moved, atol=1e-5)
+
+
+def test_smoke_agrees_with_the_cpu():
+    box = SmokeSettings((48, 32))
+    ours, _ = simulate(6, range(3), settings=box, device="cuda")
+    torch.testing.assert_close(ours, simulate(6, range(3), settings=box)[0], rtol=0, atol=1e-4)

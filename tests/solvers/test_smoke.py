@@ -297,13 +297,6 @@ def test_a_narrow_inflow_shows_on_the_coarsest_grid() -> None:
     assert (trajectory[:, -1].amax((1, 2, 3)) > 0.1).all()
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_the_device_does_not_matter() -> None:
-    box = SmokeSettings((48, 32))
-    ours, _ = simulate(6, range(3), settings=box, device="cuda")
-    torch.testing.assert_close(ours, simulate(6, range(3), settings=box)[0], rtol=0, atol=1e-4)
-
-
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
