@@ -5,6 +5,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
@@ -23,6 +24,28 @@ METADATA = "transform_once_model"
 INITS = ("vp", "xavier", "kaiming")
 
 
+@dataclass(frozen=True)
+class Dynamics:
+    """How a model steps in time: its input channels are the frames x_{t−history}, …, x_t, oldest first.
+
+    order 0: x_{t+1} = f;   order 1: x_{t+1} = x_t + f;   order 2 (Störmer-Verlet): x_{t+1} = 2x_t − x_{t−1} + f.
+    """
+
+    order: int = 1
+    history: int = 0
+
+    def __post_init__(self) -> None:
+        if self.order not in (0, 1, 2):
+            raise ValueError(f"the order of an integrator is 0, 1 or 2; got {self.order}")
+        if self.history < 0:
+            raise ValueError(f"history counts the frames before the present one, 0 or more; got {self.history}")
+
+    @property
+    def frames(self) -> int:
+        """How many frames a rollout starts from: an integrator of order 2 needs two, whatever the model sees."""
+        return max(self.history + 1, self.order)
+
+
 class Operator(nn.Module, ABC):
     """A map from fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid).
 
@@ -30,10 +53,12 @@ class Operator(nn.Module, ABC):
     make it again. Frames of history, constants and masks are further input channels.
 
     With `set_normalization` the model takes and gives fields in physical units and works on normalised ones inside.
+    `dynamics`, set by training on trajectories, says how it steps in time; it is saved with the model.
     """
 
     known: ClassVar[dict[str, type["Operator"]]] = {}
     config: dict[str, Any]
+    dynamics: Dynamics | None = None
     input_shift: Tensor | None
     input_scale: Tensor | None
     output_shift: Tensor | None
@@ -174,12 +199,14 @@ def check_choice(value: Any, choices: Collection[Any], what: str) -> None:
         raise ValueError(f"{what} must be one of {', '.join(map(repr, choices))}; got {value!r}")
 
 
-def save(model: Operator, path: str | Path) -> None:
-    """Write weights, buffers and configuration to one `.safetensors` file."""
+def save(model: Operator, path: str | Path, tensors: dict[str, Tensor] | None = None) -> None:
+    """Write weights, buffers and configuration to one `.safetensors` file; `tensors` replace the model's own."""
     custom = [name for name, value in model.config.items() if isinstance(value, nn.Module)]
     config = {name: _to_json(value) for name, value in model.config.items() if name not in custom}
-    description = {"class": type(model).__name__, "config": config, "modules": custom}
-    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    dynamics = None if model.dynamics is None else asdict(model.dynamics)
+    description = {"class": type(model).__name__, "config": config, "modules": custom, "dynamics": dynamics}
+    weights = model.state_dict() if tensors is None else tensors
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
     with atomic_path(path) as temporary:
         save_file(tensors, temporary, {METADATA: json.dumps(description)})
 
@@ -210,6 +237,8 @@ def load(path: str | Path, **modules: nn.Module) -> Operator:
         if name in tensors:
             setattr(model, name, torch.empty_like(tensors[name]))
     load_weights(model, tensors, path)
+    if description.get("dynamics"):
+        model.dynamics = Dynamics(**description["dynamics"])
     return model
 
 

@@ -1,0 +1,1 @@
+"""The training loop, its objectives, optimisers and run folders."""

@@ -1,0 +1,383 @@
+"""The training loop: batches of data transformed once, one update each, validation, checkpoints; it can be stopped."""
+
+import contextlib
+import math
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from transform_once.data.fields import Fields
+from transform_once.data.spectra import Spectra
+from transform_once.models.operator import Operator, load
+from transform_once.training import run as folders
+from transform_once.training.distributed import World, world
+from transform_once.training.member import Member
+from transform_once.training.optimizers import rate
+from transform_once.training.plan import Plan, make_plan
+from transform_once.training.progress import Progress, loggers
+from transform_once.training.run import Run, State
+from transform_once.training.settings import Training, settings_from
+
+CHECKPOINT_SECONDS = 30.0  # between two checkpoints, so that small runs do not spend their time on writing
+STEPS_BETWEEN_CLOCKS = 20  # where the run has a budget of seconds
+VALIDATIONS = 50  # in a run, unless asked otherwise
+
+
+def train(
+    model: Operator,
+    data: Fields | Spectra,
+    validation: Fields | Spectra | None = None,
+    *,
+    output: str | Path | None = None,
+    again: bool = False,
+    log: Sequence[str] = (),
+    progress: bool = True,
+    **settings: Any,
+) -> Run:
+    """Train a model on pairs or trajectories; returns the models with their best weights, and the history.
+
+    ```python
+    run = t1.train(t1.T1(1, 1, (64, 64), modes=24), t1.read("flow.h5")[:1000], epochs=500, output="runs/flow")
+    ```
+
+    model       trained in place; a model that transforms once is trained on kept modes, which are made once.
+    data        `Fields`, or `Spectra` that were made before.
+    validation  other samples: the weights with the lowest error on them are kept.
+    output      the run folder, see `training.run`. A run that was interrupted continues there, to the same weights; one
+                that is finished is not run again, unless `again`.
+    log         "tensorboard" and "wandb", besides history.csv.
+    settings    of `Training`, such as epochs, batch_size, learning_rate.
+
+    SIGTERM and Ctrl-C save and end the run; a loss that is not finite raises FloatingPointError and keeps the last
+    checkpoint.
+    """
+    chosen = settings_from(settings)
+    folder = None if output is None else Path(output)
+    with world(chosen.device) as place:
+        plan = make_plan(model, data, validation, chosen, progress and place.leads)
+        models = _members(model, chosen)
+        for one in models:
+            plan.prepare(one)
+            one.to(place.device).train()
+        facts = {
+            "command": _command(),
+            "space": plan.space,
+            "reason": plan.reason,
+            "training": chosen.to_dict(),
+            "seeds": [chosen.seed + number for number in range(len(models))],
+            "environment": folders.environment(place.device),
+            "status": "running",
+        }
+        description = folders.describe(models, facts, data)
+        description["data"]["validation"] = 0 if validation is None else len(validation)
+        if folder is not None:
+            done = _opened(folder, description, again, place)
+            if done is not None:
+                return done
+        trainer = Trainer(models, plan, description, folder, place)
+        with Progress(progress and place.leads, f"{type(model).__name__} on {plan.space}") as bar:
+            trainer.run(bar, loggers(log, folder, description) if place.leads else [])
+        return Run(models, trainer.state.history, description, folder)
+
+
+class Trainer:
+    """The members of a run and where it stands."""
+
+    def __init__(
+        self, models: Sequence[Operator], plan: Plan, description: dict[str, Any], folder: Path | None, place: World
+    ) -> None:
+        self.models, self.plan, self.description, self.folder, self.place = models, plan, description, folder, place
+        self.settings: Training = plan.settings
+        seeds = description["seeds"]
+        self.members = [
+            Member(model, plan.objective(model), seed, self.settings, place)
+            for model, seed in zip(models, seeds, strict=True)
+        ]
+        self.source = plan.source(place.device)
+        self.validation = None if plan.validation is None else plan.source(place.device, validation=True)
+        self.batches = math.ceil(len(self.source) / self.settings.batch_size)
+        self.state = State(best=[{"epoch": 0, "validation": None} for _ in models], losses=[[] for _ in models])
+        self.kept: list[dict[str, torch.Tensor]] = [{} for _ in models]  # best weights, where there is no folder
+        self.saved = time.monotonic()
+        self._restore()
+        self.rate_now = self._rate()
+
+    def run(self, bar: Progress, logs: Sequence[Any]) -> None:
+        """Train to the end, or until a signal comes."""
+        state = self.state
+        with _signals() as stop:
+            while not self._over() and not stop:
+                self._epoch(stop)
+                if self.place.any(bool(stop)):
+                    break
+                self._close_epoch(bar, logs)
+            finished = self._over()
+        self._write(final=finished)
+        if finished:
+            self._load_best()
+        self.description["status"] = "finished" if finished else "stopped"
+        if self.folder is not None and self.place.leads:
+            folders.write_description(self.folder, self.description)
+        where = f": {self.folder}" if self.folder else ""
+        bar.say(f"{self.description['status']} after {state.epoch} epochs and {state.seconds:.1f} s of training{where}")
+
+    @property
+    def fraction(self) -> float:
+        """How far the run is, 0 to 1."""
+        settings, state = self.settings, self.state
+        if settings.seconds is not None:
+            return min(1.0, state.seconds / settings.seconds)
+        return min(1.0, (state.epoch + state.batch / self.batches) / settings.epochs)
+
+    def _over(self) -> bool:
+        settings, state = self.settings, self.state
+        patience = settings.patience is not None and state.waited >= settings.patience
+        ended = self.fraction >= 1 if settings.seconds is not None else state.epoch >= settings.epochs
+        return patience or ended
+
+    def _rate(self) -> float:
+        settings, state = self.settings, self.state
+        half = 0.0 if settings.seconds is not None else 0.5 / (self.batches * settings.epochs)
+        return rate(
+            settings.schedule,
+            settings.learning_rate,
+            fraction=min(1.0, self.fraction + half),  # the middle of the step, so that none has the rate 0
+            epoch=state.epoch + state.batch / self.batches,
+            step=state.step,
+            warmup=settings.warmup,
+            step_size=settings.step_size,
+            gamma=settings.gamma,
+            period=settings.period,
+        )
+
+    def _epoch(self, stop: list[int]) -> None:
+        """The rest of the present epoch, until its end, the end of the time, or a signal."""
+        settings, state, size = self.settings, self.state, self.settings.batch_size
+        rank, ranks = self.place.rank, self.place.size
+        indices = [member.order(state.epoch, len(self.source)).split(size)[state.batch :] for member in self.members]
+        mine = [[index[rank::ranks] for index in parts] for parts in indices]
+        losses: list[list[torch.Tensor]] = [[] for _ in self.members]
+        began, before = time.monotonic(), state.seconds
+        feeds = [self.source.batches(parts) for parts in mine]
+        for counts in zip(*(map(len, parts) for parts in indices), strict=True):
+            now = self.rate_now = self._rate()
+            for number, (member, feed) in enumerate(zip(self.members, feeds, strict=True)):
+                losses[number].append(member.step(next(feed), now, state.step, counts[number]))
+            state.batch, state.step = state.batch + 1, state.step + 1
+            if settings.seconds is not None and state.step % STEPS_BETWEEN_CLOCKS == 0:
+                self._finish()  # a GPU is behind the steps that it was given; the budget is of its time
+            state.seconds = before + time.monotonic() - began
+            if (settings.seconds is not None and self.fraction >= 1) or (stop and ranks == 1):
+                break
+        self._finish()
+        for number in range(len(self.members)):
+            if losses[number]:
+                state.losses[number] += self.place.total(torch.stack(losses[number])).tolist()
+        state.seconds = before + time.monotonic() - began
+        self._check_finite()
+
+    def _finish(self) -> None:
+        for member in self.members:
+            member.finish()
+        if self.place.device.type == "cuda":
+            torch.cuda.synchronize(self.place.device)
+
+    def _check_finite(self) -> None:
+        for number, losses in enumerate(self.state.losses):
+            for batch, loss in enumerate(losses, start=1):
+                if not math.isfinite(loss):
+                    who = f" of member {number}" if len(self.members) > 1 else ""
+                    kept = self.folder is not None and (self.folder / "checkpoint.safetensors").exists()
+                    where = f"the last checkpoint is in {self.folder}" if kept else "there is no checkpoint yet"
+                    raise FloatingPointError(
+                        f"the loss{who} is {loss} in epoch {self.state.epoch + 1}, batch {batch}: lower learning_rate, "
+                        f"add warmup or clip; {where}"
+                    )
+
+    def _close_epoch(self, bar: Progress, logs: Sequence[Any]) -> None:
+        """Validate, remember the best weights, and write."""
+        state, now = self.state, self.rate_now
+        means = [sum(losses) / len(losses) for losses in state.losses]
+        state.epoch, state.batch, state.losses = state.epoch + 1, 0, [[] for _ in self.members]
+        errors = self._validate() if self._due() else [None] * len(self.members)
+        for number, (loss, error) in enumerate(zip(means, errors, strict=True)):
+            state.history.append(
+                {
+                    "member": number,
+                    "epoch": state.epoch,
+                    "step": state.step,
+                    "seconds": round(state.seconds, 4),
+                    "learning_rate": now,
+                    "loss": loss,
+                    "validation": error,
+                }
+            )
+        known = [error for error in errors if error is not None]
+        mean = sum(known) / len(known) if known else None
+        bar.update(1.0 if self._over() else self.fraction, state.epoch, sum(means) / len(means), mean, now)
+        values = {"loss": sum(means) / len(means), "learning_rate": now}
+        for log in logs:
+            log(values if mean is None else {**values, "validation": mean}, state.epoch)
+        # Whether it is time is for one process to say: all take part in putting shards together.
+        if self.place.any(self.place.leads and time.monotonic() - self.saved > CHECKPOINT_SECONDS):
+            self._write()
+
+    def _due(self) -> bool:
+        if self.validation is None:
+            return False
+        every = self.settings.validate_every or max(1, self.settings.epochs // VALIDATIONS)
+        if self.settings.seconds is not None and not self.settings.validate_every:
+            done = sum(row["validation"] is not None for row in self.state.history) / len(self.members)
+            return self._over() or self.fraction * VALIDATIONS >= done + 1
+        return self._over() or self.state.epoch % every == 0
+
+    def _validate(self) -> list[float | None]:
+        """The mean relative L2 of each member on the validation data, of its kept weights; the best are kept."""
+        assert self.validation is not None  # told to the type checker
+        found: list[float | None] = []
+        improved = False
+        everything = torch.arange(len(self.validation))
+        ranks = self.place.size if self.settings.sharding == "ddp" else 1  # shards are put together by all at once
+        if ranks > 1:
+            everything = everything[self.place.rank :: ranks]
+        for number, member in enumerate(self.members):
+            with member.kept_weights():
+                total = torch.zeros((), device=self.place.device, dtype=torch.float32)
+                for batch in self.validation.batches(everything.split(self.settings.batch_size)):
+                    total += member.errors(batch).sum()
+                error = float(self.place.total(total) if ranks > 1 else total) / len(self.validation)
+                best = self.state.best[number]["validation"]
+                if best is None or error < best:
+                    improved = True
+                    self.state.best[number] = {"epoch": self.state.epoch, "validation": error}
+                    self._keep(number, "model")
+            found.append(error)
+        self.state.waited = 0 if improved else self.state.waited + 1
+        return found
+
+    def _keep(self, number: int, which: str) -> None:
+        """Keep the present weights of a member, in the folder or in memory."""
+        if self.folder is None:
+            weights = self.models[number].state_dict()
+            self.kept[number] = {name: tensor.detach().clone() for name, tensor in weights.items()}
+        else:
+            folders.save_whole(self.folder, which, self.models, number, self.place.leads)
+
+    def _write(self, final: bool = False) -> None:
+        """History and description, with the state to continue from; at the end the last weights instead."""
+        state = self.state
+        self.description |= {
+            "epochs_done": state.epoch,
+            "seconds": round(state.seconds, 3),
+            "seconds_per_step": state.seconds / max(1, state.step),
+            "best": state.best,
+            "captured": self.members[0].reason,
+        }
+        tensors = {
+            f"{number}.{name}": tensor
+            for number, member in enumerate(self.members)
+            for name, tensor in member.tensors().items()
+        }
+        for number, member in enumerate(self.members):
+            with member.kept_weights():
+                if final and self.folder is not None:
+                    self._keep(number, "last")
+                if final and self.validation is None:
+                    self._keep(number, "model")
+        if self.folder is None or not self.place.leads:
+            return
+        folders.write_history(self.folder, state.history)
+        if final:
+            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
+        else:
+            folders.write_checkpoint(self.folder, tensors, state)
+            folders.write_description(self.folder, self.description)
+        self.saved = time.monotonic()
+
+    def _restore(self) -> None:
+        found = None if self.folder is None else folders.read_checkpoint(self.folder)
+        if found is None:
+            return
+        tensors, self.state = found
+        for number, member in enumerate(self.members):
+            prefix = f"{number}."
+            member.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
+
+    def _load_best(self) -> None:
+        for number, model in enumerate(self.models):
+            weights = self.kept[number]
+            if self.folder is not None and self.place.size == 1:
+                best = folders.weights_path(self.folder, "model", number, len(self.models))
+                weights = load(best).state_dict()
+            if weights:
+                model.load_state_dict(weights)
+
+
+def _members(model: Operator, settings: Training) -> list[Operator]:
+    """The given model, and further ones of its kind with weights of their own."""
+    if any(isinstance(value, nn.Module) for value in model.config.values()) and settings.ensemble > 1:
+        raise ValueError("a model with a module given by hand cannot be made again: train its ensemble one by one")
+    models = [model]
+    for number in range(1, settings.ensemble):
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(settings.seed + number)
+            models.append(type(model)(**model.config))
+    return models
+
+
+def _opened(folder: Path, description: dict[str, Any], again: bool, place: World) -> Run | None:
+    """Make the folder ready; the run that is finished there, if it is the same."""
+    if (folder / "run.json").exists() and not again:
+        old = folders.read_run(folder)
+        other = folders.differences(old, description)
+        if other:
+            raise ValueError(
+                f"{folder} holds another run, it differs in {', '.join(other)}: choose another output, or again=True"
+            )
+        if old["status"] == "finished":
+            return Run(folders.load_models(folder), folders.read_history(folder), old, folder)
+    place.wait()
+    if place.leads:
+        if again and folder.exists():
+            folders.read_run(folder)  # only a run folder is ever removed
+            shutil.rmtree(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        folders.write_description(folder, description)
+    place.wait()
+    return None
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[list[int]]:
+    """A list that gets the number of a signal to stop; a second one stops at once. Only the main thread gets them."""
+    caught: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield caught
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def catch(number: int, _: object) -> None:
+        if caught:
+            raise KeyboardInterrupt
+        caught.append(number)
+
+    for number in before:
+        signal.signal(number, catch)
+    try:
+        yield caught
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _command() -> str:
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
+    return " ".join(words)

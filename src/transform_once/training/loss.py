@@ -1,0 +1,186 @@
+"""Objectives: the relative L2 error of every sample, in physical units, on kept modes or on fields.
+
+On kept modes it is exact (Parseval): with s_c the scale of the normalisation of channel c,
+
+    ‖y − ŷ‖² = Σ_c s_c² (‖Y_c − Ŷ_c‖² + tail_c).
+
+For rollouts numerator and denominator are summed over all steps of the rollout.
+"""
+
+import contextlib
+import math
+from abc import abstractmethod
+
+import torch
+from torch import Tensor, nn
+
+from transform_once.data.fields import Fields
+from transform_once.data.metadata import Metadata
+from transform_once.data.spectra import Spectra
+from transform_once.data.symmetries import Symmetry, draw
+from transform_once.evaluation.rollout import field_rollout, kspace_rollout
+from transform_once.models.operator import Operator, SpectralOperator
+
+Batch = dict[str, Tensor]
+
+
+class Objective(nn.Module):
+    """A model and its error: a batch to the relative L2 of each sample, (n,). The model is what has parameters.
+
+    In training mode each sample is moved by a random product of the symmetries first.
+    """
+
+    def __init__(self, model: Operator, symmetries: tuple[Symmetry, ...], precision: str, steps: int) -> None:
+        super().__init__()
+        self.model, self.symmetries, self.precision, self.steps = model, symmetries, precision, steps
+
+    @abstractmethod
+    def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
+        """The relative L2 of each sample."""
+
+    def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        # The cache of cast weights would outlive a captured step.
+        return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)
+
+    @property
+    def _moves(self) -> bool:
+        return self.training and bool(self.symmetries)
+
+
+class KSpaceObjective(Objective):
+    """On spectra made once: nothing is transformed. Symmetries act on the modes of the fourier basis."""
+
+    model: SpectralOperator
+
+    def __init__(
+        self,
+        model: SpectralOperator,
+        spectra: Spectra,
+        symmetries: tuple[Symmetry, ...] = (),
+        precision: str = "float32",
+        steps: int = 1,
+    ) -> None:
+        super().__init__(model, symmetries, precision, steps)
+        self.spectra = spectra
+        self.scales = [one.scale.flatten() for one in spectra.normalization]
+        # A symmetry may flip signs, and then the shift of the normalisation, which sits in the constant mode, must not
+        # take part: √N · shift / scale is added before and taken away after.
+        points = math.sqrt(math.prod(spectra.resolution))
+        self.constants = [(one.shift.flatten() / one.scale.flatten()) * points for one in spectra.normalization]
+        self._cached: dict[torch.device, list[Tensor]] = {}
+
+    def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
+        """The relative L2 of each sample, from kept modes, tails and energies."""
+        if "trajectory" in batch:
+            return self._rolled(batch, generator)
+        X, Y = batch["input"], batch["target"]
+        if self._moves:
+            motion = draw(self.symmetries, len(X), X.device, generator)
+            X = self._shifted(motion.fourier(self._shifted(X, 0, 1), inputs=True), 0, -1)
+            Y = self._shifted(motion.fourier(self._shifted(Y, 1, 1)), 1, -1)
+        with self._autocast(X.device):
+            prediction = self.model.kspace(self._scaled(X, 1)).to(Y.dtype)
+        prediction = self._scaled(prediction, -1)
+        return self._relative(prediction[:, None], Y[:, None], batch["tail"][:, None], batch["energy"][:, None])
+
+    def _rolled(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
+        Z, first = batch["trajectory"], batch["trajectory"].shape[1] - self.steps
+        if self._moves:
+            motion = draw(self.symmetries, len(Z), Z.device, generator)
+            Z = self._shifted(motion.fourier(self._shifted(Z, 0, 1)), 0, -1)
+        with self._autocast(Z.device):
+            prediction = kspace_rollout(self.model, self._scaled(Z[:, :first], 1), self.steps).to(Z.dtype)
+        prediction = self._scaled(prediction, -1)
+        return self._relative(prediction, Z[:, first:], batch["tail"][:, first:], batch["energy"][:, first:])
+
+    def _relative(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
+        """(n, steps, c, *kept) to (n,)."""
+        error = self.spectra.squared_error(prediction, target, tail)
+        squared_scale = self._on(tail.device)[2]
+        # The ratio is taken before it is rounded to the precision of the modes: physical units can be of any size.
+        weight = squared_scale / energy.sum((1, 2), keepdim=True)
+        squared = (weight.to(error.dtype) * error).sum((1, 2))
+        return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
+
+    def _scaled(self, Z: Tensor, power: int) -> Tensor:
+        """From the grid of the data to the grid that the model was made for (power 1), or back (−1)."""
+        if self.spectra.resolution == self.model.resolution:
+            return Z
+        ratio = math.sqrt(math.prod(self.model.resolution) / math.prod(self.spectra.resolution))
+        return Z * ratio**power
+
+    def _shifted(self, Z: Tensor, which: int, sign: int) -> Tensor:
+        if not self.constants[which].any():
+            return Z
+        ndim = len(self.spectra.resolution)
+        constant = self._on(Z.device)[which].to(Z.dtype)
+        moved = Z.flatten(-ndim).clone()
+        moved[..., 0] += sign * constant
+        return moved.unflatten(-1, Z.shape[-ndim:])
+
+    def _on(self, device: torch.device) -> list[Tensor]:
+        """Constants on a device, put there once, so that a captured step finds them."""
+        if device not in self._cached:
+            wanted = [*self.constants, self.scales[1].square()]
+            real = torch.float32 if device.type == "mps" else torch.float64
+            self._cached[device] = [values.to(device, real) for values in wanted]
+        return self._cached[device]
+
+
+class FieldObjective(Objective):
+    """On fields in physical units, for any model, with masks; symmetries act on the fields."""
+
+    def __init__(
+        self,
+        model: Operator,
+        fields: Fields,
+        symmetries: tuple[Symmetry, ...] = (),
+        precision: str = "float32",
+        steps: int = 1,
+    ) -> None:
+        super().__init__(model, symmetries, precision, steps)
+        self.metadata: Metadata = fields.metadata
+        if symmetries and (fields[:1].mask is not None) and any(any(g.direction) for g in symmetries):
+            raise ValueError("fields with a mask cannot be shifted by fractions of a grid step: set symmetries=False")
+
+    def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
+        """The relative L2 of each sample."""
+        batch = self._moved(batch, generator) if self._moves else batch
+        device = next(iter(batch.values())).device
+        if "trajectory" in batch:
+            frames = batch["trajectory"]
+            first = frames.shape[1] - self.steps
+            with self._autocast(device):
+                prediction = field_rollout(self.model, frames[:, :first], self.steps)
+            mask = batch.get("mask")
+            mask = mask[:, first:] if mask is not None and mask.shape[1] > 1 else mask
+            return relative_l2(prediction, frames[:, first:], mask)
+        with self._autocast(device):
+            prediction = self.model(batch["input"])
+        return relative_l2(prediction, batch["target"], batch.get("mask"))
+
+    def _moved(self, batch: Batch, generator: torch.Generator | None) -> Batch:
+        anyone = next(iter(batch.values()))
+        motion = draw(self.symmetries, len(anyone), anyone.device, generator)
+        grid, periodic = self.metadata.grid, self.metadata.periodic
+        moved = {
+            name: motion.fields(x, grid=grid, periodic=periodic, inputs=name == "input")
+            for name, x in batch.items()
+            if name != "mask"
+        }
+        if "mask" in batch:  # a mask is moved like a field, and never changes its sign
+            judged = batch.get("target", anyone)
+            wide = batch["mask"].expand_as(judged).to(judged.dtype)
+            moved["mask"] = motion.fields(wide, grid=grid, periodic=periodic).abs() > 0.5
+        return moved
+
+
+def relative_l2(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:
+    """‖(ŷ − y)∘w‖/‖y∘w‖ of each sample, over all axes but the first; w is 0 where the mask is True."""
+    error = prediction.to(target.dtype) - target
+    if mask is not None:
+        error, target = error.masked_fill(mask, 0), target.masked_fill(mask, 0)
+    squared = error.flatten(1).square().sum(1) / target.flatten(1).square().sum(1)
+    return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()

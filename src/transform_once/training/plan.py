@@ -1,0 +1,170 @@
+"""What a training run does with its data: on kept modes or on fields, and in which units."""
+
+import errno
+from dataclasses import dataclass
+
+import torch
+
+from transform_once.data.fields import Fields
+from transform_once.data.normalization import Normalization
+from transform_once.data.spectra import Pair, Spectra, spectra
+from transform_once.data.symmetries import Symmetry
+from transform_once.models.operator import Dynamics, Operator, SpectralOperator
+from transform_once.spectral.modes import ModeSet
+from transform_once.training.batches import Source
+from transform_once.training.loss import FieldObjective, KSpaceObjective, Objective
+from transform_once.training.settings import Training
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decisions, made before the first step and written into the run folder."""
+
+    space: str  # "k-space" or "fields"
+    reason: str
+    train: Spectra | Fields
+    validation: Spectra | Fields | None
+    normalization: Pair
+    symmetries: tuple[Symmetry, ...]
+    dynamics: Dynamics | None
+    settings: Training
+
+    def prepare(self, model: Operator) -> None:
+        """Give the model its units and its way of stepping in time."""
+        model.dynamics = self.dynamics
+        first, last = (tuple(v.flatten().float() for v in (one.shift, one.scale)) for one in self.normalization)
+        if self.dynamics is not None:
+            first = tuple(values.repeat(self.dynamics.history + 1) for values in first)
+            if self.dynamics.order > 0:  # a difference of frames has no shift
+                last = (torch.zeros_like(last[0]), last[1])
+        model.set_normalization(*first, *last)
+
+    def objective(self, model: Operator) -> Objective:
+        """The model with its error."""
+        precision, steps = self.settings.precision, self.settings.steps
+        if isinstance(self.train, Spectra):
+            assert isinstance(model, SpectralOperator)  # told to the type checker
+            return KSpaceObjective(model, self.train, self.symmetries, precision, steps)
+        return FieldObjective(model, self.train, self.symmetries, precision, steps)
+
+    def source(self, device: torch.device, validation: bool = False) -> Source:
+        """Where batches come from."""
+        data = self.validation if validation else self.train
+        assert data is not None
+        frames = self.dynamics.frames if self.dynamics else 0
+        return Source(data, device, frames + self.settings.steps, self.settings.steps)
+
+
+def make_plan(
+    model: Operator,
+    data: Fields | Spectra,
+    validation: Fields | Spectra | None,
+    settings: Training,
+    progress: bool = True,
+) -> Plan:
+    """Decide, check that model and data fit, and transform once.
+
+    A model that transforms once is trained on kept modes, unless the data have a mask, its local maps need fields, or
+    the data set declares symmetries that act on fields only (all bases but fourier). A model that already has a
+    normalisation keeps it.
+    """
+    dynamics = Dynamics(settings.order, settings.history) if data.kind == "trajectories" else None
+    _check(model, data, dynamics)
+    symmetries = tuple(Symmetry.from_dict(known) for known in data.metadata.symmetries) if settings.symmetries else ()
+    reason = _why_fields(model, data, symmetries)
+    if isinstance(data, Spectra):
+        if _why_fields(model, data, ()):
+            raise ValueError(f"these data are spectra, but {reason}: train on fields")
+        if reason:  # spectra of another basis than fourier were given: their symmetries cannot be used
+            symmetries, reason = (), None
+        _check_spectra(model, data)
+        made: Spectra | Fields = data
+        pair = data.normalization
+    else:
+        pair = _kept_units(model, dynamics) or _fitted(data, settings.normalization)
+        made = data if reason else _spectra(model, data, pair, progress)
+    if isinstance(made, Spectra) and isinstance(validation, Fields):
+        validation = _spectra(model, validation, pair, progress)
+    if isinstance(made, Fields) and isinstance(validation, Spectra):
+        raise ValueError("the training data are fields and the validation data spectra: give fields for both")
+    space = "k-space" if isinstance(made, Spectra) else "fields"
+    why = reason or "the model transforms once, so its data are transformed once"
+    return Plan(space, why, made, validation, pair, symmetries, dynamics, settings)
+
+
+def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symmetry, ...]) -> str | None:
+    """Why training cannot stay on kept modes, or None."""
+    if not isinstance(model, SpectralOperator):
+        return f"{type(model).__name__} maps fields"
+    if getattr(model, "local", None):
+        return "its local maps are maps of fields"
+    if isinstance(data, Fields) and (data.metadata.missing is not None or data[:1].mask is not None):
+        return "a mask is a matter of fields"
+    if symmetries and (model.transform.name != "fourier" or isinstance(model.modes, ModeSet)):
+        return f"the symmetries of the data set act on fields, not on kept modes of the {model.transform.name} basis"
+    return None
+
+
+def _check(model: Operator, data: Fields | Spectra, dynamics: Dynamics | None) -> None:
+    shapes = {name: tuple(t.shape) for name, t in data.tensors.items()} if isinstance(data, Spectra) else data.shapes
+    ndim = len(data.resolution)
+    if ndim != model.ndim:
+        raise ValueError(f"the model is for {model.ndim} grid axes, the data have {ndim}")
+    if dynamics is not None:
+        channels = shapes["trajectory"][2]
+        wanted = ((dynamics.history + 1) * channels, channels)
+    elif "target" in shapes:
+        wanted = (shapes["input"][1], shapes["target"][1])
+    else:
+        raise ValueError("training needs pairs or trajectories; these fields hold inputs only: give targets too")
+    if (model.in_channels, model.out_channels) != wanted:
+        raise ValueError(
+            f"the data have {wanted[0]} channels in (with history) and {wanted[1]} out, the model "
+            f"{model.in_channels} and {model.out_channels}"
+        )
+
+
+def _check_spectra(model: Operator, data: Spectra) -> None:
+    assert isinstance(model, SpectralOperator)  # told to the type checker
+    block = model.transform.block(data.modes, data.resolution)
+    same_set = not isinstance(model.modes, ModeSet) or (
+        isinstance(data.modes, ModeSet) and torch.equal(model.modes.indices, data.modes.indices)
+    )
+    if data.transform != model.transform.name or block != model.block or not same_set:
+        raise ValueError(
+            f"the spectra keep {block} modes of the {data.transform} basis, the model {model.block} of the "
+            f"{model.transform.name} basis"
+        )
+
+
+def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spectra:
+    assert isinstance(model, SpectralOperator)  # told to the type checker
+    try:
+        return spectra(fields, model.transform.name, model.modes, normalization=pair, progress=progress)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+            raise
+        # Beside the data there is no room for a cache: then the spectra stay in memory.
+        return spectra(fields, model.transform.name, model.modes, normalization=pair, cache=False, progress=progress)
+
+
+def _fitted(fields: Fields, kind: str) -> Pair:
+    maps = [Normalization.fit(fields, name, kind) for name in fields.shapes]
+    return maps[0], maps[-1]
+
+
+def _kept_units(model: Operator, dynamics: Dynamics | None) -> Pair | None:
+    """The normalisation that the model has already, of input and target, or of a frame twice."""
+    if model.input_shift is None or model.input_scale is None:
+        return None
+    assert model.output_shift is not None
+    assert model.output_scale is not None
+    ones = (1,) * model.ndim
+    channels = model.out_channels if dynamics is not None else model.in_channels
+    shift, scale = model.input_shift[-channels:], model.input_scale[-channels:]
+    first = Normalization("standard", shift.double().cpu().reshape(-1, *ones), scale.double().cpu().reshape(-1, *ones))
+    if dynamics is not None:
+        return first, first
+    shift, scale = model.output_shift, model.output_scale
+    last = Normalization("standard", shift.double().cpu().reshape(-1, *ones), scale.double().cpu().reshape(-1, *ones))
+    return first, last

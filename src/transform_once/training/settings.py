@@ -1,0 +1,133 @@
+"""How to train: one frozen set of settings, the same in Python, in YAML and on the command line."""
+
+import dataclasses
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from transform_once.data.normalization import KINDS
+from transform_once.models.operator import check_choice
+from transform_once.training.optimizers import OPTIMIZERS, SCHEDULES
+
+PRECISIONS = ("float32", "bfloat16")
+SHARDINGS = ("ddp", "fsdp")
+
+
+@dataclass(frozen=True)
+class Training:
+    """How a model is trained.
+
+    Args:
+        epochs: Passes over the training data.
+        seconds: Stop after so many seconds of training, and let schedules run to that end; null: after the epochs.
+        batch_size: Samples of a step, over all processes.
+        optimizer: "adamw", or "muon" for matrix weights (the rest by adamw).
+        learning_rate: The largest rate.
+        weight_decay: Decoupled weight decay.
+        schedule: "constant", "step" (times gamma every step_size epochs), "cosine" (to zero at the end) or "restarts"
+            (cosine with warm restarts every `period` steps).
+        warmup: Fraction of the run over which the rate rises to its value.
+        step_size: Epochs between two steps of the "step" schedule.
+        gamma: Factor of the "step" schedule.
+        period: Optimiser steps between restarts.
+        clip: Largest norm of the gradient; null: not clipped.
+        average: Decay of the exponential moving average of the weights, such as 0.999, which is then what is validated
+            and kept; null: none.
+        precision: "float32", or "bfloat16" for the products inside the model; errors are always measured in float32.
+        normalization: "none", "standard" (mean 0, variance 1) or "unit" (range 0 to 1), per channel of the training
+            data.
+        symmetries: Whether to move each sample by a random symmetry that the data set declares.
+        order: Order of the integrator, 0, 1 or 2; for trajectories.
+        history: Frames before the present one that the model sees; for trajectories.
+        steps: Steps that the model is rolled out over in the loss; for trajectories.
+        validate_every: Epochs between two validations; 0: fifty times in the run.
+        patience: Stop when so many validations in a row brought nothing better; null: never.
+        ensemble: Models trained side by side, with seeds seed, seed + 1, ...
+        seed: Seed of weights, data order and random motions.
+        device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", "mps".
+        capture: Whether to run each step as one captured CUDA graph on a GPU.
+        sharding: With several processes: "ddp" copies the model to each, "fsdp" cuts it into shards.
+    """
+
+    epochs: int = 200
+    seconds: float | None = None
+    batch_size: int = 50
+    optimizer: Literal["adamw", "muon"] = "adamw"
+    learning_rate: float = 1e-3
+    weight_decay: float = 1e-4
+    schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
+    warmup: float = 0.0
+    step_size: int = 100
+    gamma: float = 0.5
+    period: int = 32
+    clip: float | None = None
+    average: float | None = None
+    precision: Literal["float32", "bfloat16"] = "float32"
+    normalization: Literal["none", "standard", "unit"] = "standard"
+    symmetries: bool = True
+    order: int = 1
+    history: int = 0
+    steps: int = 1
+    validate_every: int = 0
+    patience: int | None = None
+    ensemble: int = 1
+    seed: int = 0
+    device: str = "auto"
+    capture: bool = True
+    sharding: Literal["ddp", "fsdp"] = "ddp"
+
+    def __post_init__(self) -> None:
+        for name, choices in (
+            ("optimizer", OPTIMIZERS),
+            ("schedule", SCHEDULES),
+            ("precision", PRECISIONS),
+            ("normalization", KINDS),
+            ("sharding", SHARDINGS),
+            ("order", (0, 1, 2)),
+        ):
+            check_choice(getattr(self, name), choices, name)
+        for name, least in (
+            ("epochs", 1),
+            ("batch_size", 1),
+            ("step_size", 1),
+            ("period", 1),
+            ("steps", 1),
+            ("ensemble", 1),
+            ("history", 0),
+            ("validate_every", 0),
+        ):
+            if getattr(self, name) < least:
+                raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
+        if not self.learning_rate > 0 or self.weight_decay < 0:
+            raise ValueError(
+                f"learning_rate must be positive and weight_decay not negative; got {self.learning_rate} and "
+                f"{self.weight_decay}"
+            )
+        if not 0 <= self.warmup < 1 or not 0 < self.gamma <= 1:
+            raise ValueError(f"warmup is in [0, 1) and gamma in (0, 1]; got {self.warmup} and {self.gamma}")
+        for name in ("seconds", "clip", "patience"):
+            if getattr(self, name) is not None and not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be positive, or null for none; got {getattr(self, name)}")
+        if self.average is not None and not 0 < self.average < 1:
+            raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values for JSON."""
+        return dataclasses.asdict(self)
+
+
+def settings_from(given: dict[str, Any]) -> Training:
+    """The settings of a dictionary; an unknown name is an error that names the nearest known ones."""
+    known = [field.name for field in dataclasses.fields(Training)]
+    for name in given:
+        if name not in known:
+            raise ValueError(f"there is no setting {name!r}; {nearest(name, known)}")
+    return Training(**given)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A sentence on which known names are meant."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, 3, 0.5)
+    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"
