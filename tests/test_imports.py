@@ -12,6 +12,7 @@ import transform_once
 PACKAGE = Path(transform_once.__file__).parent
 ORDER = [
     "files",
+    "processes",
     "spectral",
     "data",
     "solvers",

@@ -8,14 +8,14 @@ import sys
 import pytest
 import torch
 
-from transform_once.training.distributed import choose_device, world
+from transform_once.processes import choose_device, world
 
 SCRIPT = """
 import os, sys, warnings
 import torch
 import transform_once as t1
 from transform_once.solvers.navier_stokes import generate
-from transform_once.training.loop import train
+from transform_once.training.train import train
 
 warnings.simplefilter("ignore")
 torch.set_num_threads(1)

@@ -12,8 +12,8 @@ import torch
 
 import transform_once as t1
 from transform_once.training import loop
-from transform_once.training.loop import train
 from transform_once.training.run import load_models, read_history, read_run
+from transform_once.training.train import train
 
 SMALL = {"modes": 7, "width": 6, "depth": 2, "transform": "fourier"}
 
@@ -116,6 +116,7 @@ def test_an_interrupted_run_ends_with_the_same_weights(flow, tmp_path, monkeypat
 KILLED = """
 import sys, time, torch, transform_once as t1
 from transform_once.training import loop
+from transform_once.training.train import train
 from transform_once.solvers.navier_stokes import generate
 loop.CHECKPOINT_SECONDS = 0
 torch.set_num_threads(1)
@@ -125,7 +126,7 @@ x, y, _ = generate(24, 1e-3, 2.0, 16)
 torch.manual_seed(0)
 model = t1.T1(1, 1, (16, 16), modes=7, width=6, depth=2, transform="fourier")
 print("ready", flush=True)
-loop.train(model, t1.Fields(input=x, target=y, grid="node", periodic=True), output=sys.argv[1], epochs=10, batch_size=8,
+train(model, t1.Fields(input=x, target=y, grid="node", periodic=True), output=sys.argv[1], epochs=10, batch_size=8,
       progress=False)
 """
 

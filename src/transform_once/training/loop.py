@@ -2,9 +2,7 @@
 
 import contextlib
 import math
-import shutil
 import signal
-import sys
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -12,98 +10,45 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from transform_once.data.fields import Fields
-from transform_once.data.spectra import Spectra
 from transform_once.models.operator import Operator, load
+from transform_once.processes import World
 from transform_once.training import run as folders
-from transform_once.training.distributed import World, world
+from transform_once.training.batches import Source
 from transform_once.training.member import Member
 from transform_once.training.optimizers import rate
-from transform_once.training.plan import Plan, make_plan
-from transform_once.training.progress import Progress, loggers
-from transform_once.training.run import Run, State
-from transform_once.training.settings import Training, settings_from
+from transform_once.training.plan import Plan
+from transform_once.training.progress import Progress
+from transform_once.training.run import State
+from transform_once.training.settings import Training
 
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints, so that small runs do not spend their time on writing
 STEPS_BETWEEN_CLOCKS = 20  # where the run has a budget of seconds
 VALIDATIONS = 50  # in a run, unless asked otherwise
 
 
-def train(
-    model: Operator,
-    data: Fields | Spectra,
-    validation: Fields | Spectra | None = None,
-    *,
-    output: str | Path | None = None,
-    again: bool = False,
-    log: Sequence[str] = (),
-    progress: bool = True,
-    **settings: Any,
-) -> Run:
-    """Train a model on pairs or trajectories; returns the models with their best weights, and the history.
-
-    ```python
-    run = t1.train(t1.T1(1, 1, (64, 64), modes=24), t1.read("flow.h5")[:1000], epochs=500, output="runs/flow")
-    ```
-
-    model       trained in place; a model that transforms once is trained on kept modes, which are made once.
-    data        `Fields`, or `Spectra` that were made before.
-    validation  other samples: the weights with the lowest error on them are kept.
-    output      the run folder, see `training.run`. A run that was interrupted continues there, to the same weights; one
-                that is finished is not run again, unless `again`.
-    log         "tensorboard" and "wandb", besides history.csv.
-    settings    of `Training`, such as epochs, batch_size, learning_rate.
-
-    SIGTERM and Ctrl-C save and end the run; a loss that is not finite raises FloatingPointError and keeps the last
-    checkpoint.
-    """
-    chosen = settings_from(settings)
-    folder = None if output is None else Path(output)
-    with world(chosen.device) as place:
-        plan = make_plan(model, data, validation, chosen, progress and place.leads)
-        models = _members(model, chosen)
-        for one in models:
-            plan.prepare(one)
-            one.to(place.device).train()
-        facts = {
-            "command": _command(),
-            "space": plan.space,
-            "reason": plan.reason,
-            "training": chosen.to_dict(),
-            "seeds": [chosen.seed + number for number in range(len(models))],
-            "environment": folders.environment(place.device),
-            "status": "running",
-        }
-        description = folders.describe(models, facts, data)
-        description["data"]["validation"] = 0 if validation is None else len(validation)
-        if folder is not None:
-            done = _opened(folder, description, again, place)
-            if done is not None:
-                return done
-        trainer = Trainer(models, plan, description, folder, place)
-        with Progress(progress and place.leads, f"{type(model).__name__} on {plan.space}") as bar:
-            trainer.run(bar, loggers(log, folder, description) if place.leads else [])
-        return Run(models, trainer.state.history, description, folder)
-
-
 class Trainer:
     """The members of a run and where it stands."""
 
     def __init__(
-        self, models: Sequence[Operator], plan: Plan, description: dict[str, Any], folder: Path | None, place: World
+        self,
+        models: Sequence[Operator],
+        plan: Plan,
+        source: Source,
+        description: dict[str, Any],
+        folder: Path | None,
+        place: World,
     ) -> None:
-        self.models, self.plan, self.description, self.folder, self.place = models, plan, description, folder, place
+        self.models, self.source, self.description, self.folder, self.place = models, source, description, folder, place
         self.settings: Training = plan.settings
+        self.epochs, self.batch_size = plan.settings.epochs or 1, plan.settings.batch_size or 1  # resolved before
         seeds = description["seeds"]
         self.members = [
             Member(model, plan.objective(model), seed, self.settings, place)
             for model, seed in zip(models, seeds, strict=True)
         ]
-        self.source = plan.source(place.device)
         self.validation = None if plan.validation is None else plan.source(place.device, validation=True)
-        self.batches = math.ceil(len(self.source) / self.settings.batch_size)
+        self.batches = math.ceil(len(self.source) / self.batch_size)
         self.state = State(best=[{"epoch": 0, "validation": None} for _ in models], losses=[[] for _ in models])
         self.kept: list[dict[str, torch.Tensor]] = [{} for _ in models]  # best weights, where there is no folder
         self.saved = time.monotonic()
@@ -135,17 +80,17 @@ class Trainer:
         settings, state = self.settings, self.state
         if settings.seconds is not None:
             return min(1.0, state.seconds / settings.seconds)
-        return min(1.0, (state.epoch + state.batch / self.batches) / settings.epochs)
+        return min(1.0, (state.epoch + state.batch / self.batches) / self.epochs)
 
     def _over(self) -> bool:
         settings, state = self.settings, self.state
         patience = settings.patience is not None and state.waited >= settings.patience
-        ended = self.fraction >= 1 if settings.seconds is not None else state.epoch >= settings.epochs
+        ended = self.fraction >= 1 if settings.seconds is not None else state.epoch >= self.epochs
         return patience or ended
 
     def _rate(self) -> float:
         settings, state = self.settings, self.state
-        half = 0.0 if settings.seconds is not None else 0.5 / (self.batches * settings.epochs)
+        half = 0.0 if settings.seconds is not None else 0.5 / (self.batches * self.epochs)
         return rate(
             settings.schedule,
             settings.learning_rate,
@@ -160,9 +105,11 @@ class Trainer:
 
     def _epoch(self, stop: list[int]) -> None:
         """The rest of the present epoch, until its end, the end of the time, or a signal."""
-        settings, state, size = self.settings, self.state, self.settings.batch_size
+        settings, state = self.settings, self.state
         rank, ranks = self.place.rank, self.place.size
-        indices = [member.order(state.epoch, len(self.source)).split(size)[state.batch :] for member in self.members]
+        indices = [
+            member.order(state.epoch, len(self.source)).split(self.batch_size)[state.batch :] for member in self.members
+        ]
         mine = [[index[rank::ranks] for index in parts] for parts in indices]
         losses: list[list[torch.Tensor]] = [[] for _ in self.members]
         began, before = time.monotonic(), state.seconds
@@ -233,7 +180,7 @@ class Trainer:
     def _due(self) -> bool:
         if self.validation is None:
             return False
-        every = self.settings.validate_every or max(1, self.settings.epochs // VALIDATIONS)
+        every = self.settings.validate_every or max(1, self.epochs // VALIDATIONS)
         if self.settings.seconds is not None and not self.settings.validate_every:
             done = sum(row["validation"] is not None for row in self.state.history) / len(self.members)
             return self._over() or self.fraction * VALIDATIONS >= done + 1
@@ -251,7 +198,7 @@ class Trainer:
         for number, member in enumerate(self.members):
             with member.kept_weights():
                 total = torch.zeros((), device=self.place.device, dtype=torch.float32)
-                for batch in self.validation.batches(everything.split(self.settings.batch_size)):
+                for batch in self.validation.batches(everything.split(self.batch_size)):
                     total += member.errors(batch).sum()
                 error = float(self.place.total(total) if ranks > 1 else total) / len(self.validation)
                 best = self.state.best[number]["validation"]
@@ -321,40 +268,6 @@ class Trainer:
                 model.load_state_dict(weights)
 
 
-def _members(model: Operator, settings: Training) -> list[Operator]:
-    """The given model, and further ones of its kind with weights of their own."""
-    if any(isinstance(value, nn.Module) for value in model.config.values()) and settings.ensemble > 1:
-        raise ValueError("a model with a module given by hand cannot be made again: train its ensemble one by one")
-    models = [model]
-    for number in range(1, settings.ensemble):
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(settings.seed + number)
-            models.append(type(model)(**model.config))
-    return models
-
-
-def _opened(folder: Path, description: dict[str, Any], again: bool, place: World) -> Run | None:
-    """Make the folder ready; the run that is finished there, if it is the same."""
-    if (folder / "run.json").exists() and not again:
-        old = folders.read_run(folder)
-        other = folders.differences(old, description)
-        if other:
-            raise ValueError(
-                f"{folder} holds another run, it differs in {', '.join(other)}: choose another output, or again=True"
-            )
-        if old["status"] == "finished":
-            return Run(folders.load_models(folder), folders.read_history(folder), old, folder)
-    place.wait()
-    if place.leads:
-        if again and folder.exists():
-            folders.read_run(folder)  # only a run folder is ever removed
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        folders.write_description(folder, description)
-    place.wait()
-    return None
-
-
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
     """A list that gets the number of a signal to stop; a second one stops at once. Only the main thread gets them."""
@@ -376,8 +289,3 @@ def _signals() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-
-
-def _command() -> str:
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]] if sys.argv else []
-    return " ".join(words)

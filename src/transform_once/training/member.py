@@ -7,7 +7,8 @@ import torch
 from torch import Tensor, nn
 
 from transform_once.models.operator import Operator
-from transform_once.training.distributed import World, fill, shared, whole
+from transform_once.processes import World
+from transform_once.training.distributed import fill, shared, whole
 from transform_once.training.loss import Batch, Objective
 from transform_once.training.optimizers import Average, make_optimizer, set_rate
 from transform_once.training.settings import Training

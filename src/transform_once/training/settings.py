@@ -2,6 +2,7 @@
 
 import dataclasses
 import difflib
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -13,15 +14,18 @@ from transform_once.training.optimizers import OPTIMIZERS, SCHEDULES
 PRECISIONS = ("float32", "bfloat16")
 SHARDINGS = ("ddp", "fsdp")
 
+STEPS = 6000  # of a run whose epochs are left open: enough to come close to its best, minutes on a CPU
+MOST_SAMPLES = 64  # of a batch whose size is left open
+
 
 @dataclass(frozen=True)
 class Training:
     """How a model is trained.
 
     Args:
-        epochs: Passes over the training data.
+        epochs: Passes over the training data; null: as many as make 6000 steps, 20 to 500.
         seconds: Stop after so many seconds of training, and let schedules run to that end; null: after the epochs.
-        batch_size: Samples of a step, over all processes.
+        batch_size: Samples of a step, over all processes; null: a twentieth of the training data, 4 to 64.
         optimizer: "adamw", or "muon" for matrix weights (the rest by adamw).
         learning_rate: The largest rate.
         weight_decay: Decoupled weight decay.
@@ -50,9 +54,9 @@ class Training:
         sharding: With several processes: "ddp" copies the model to each, "fsdp" cuts it into shards.
     """
 
-    epochs: int = 200
+    epochs: int | None = None
     seconds: float | None = None
-    batch_size: int = 50
+    batch_size: int | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
     learning_rate: float = 1e-3
     weight_decay: float = 1e-4
@@ -97,7 +101,7 @@ class Training:
             ("history", 0),
             ("validate_every", 0),
         ):
-            if getattr(self, name) < least:
+            if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
         if not self.learning_rate > 0 or self.weight_decay < 0:
             raise ValueError(
@@ -111,6 +115,13 @@ class Training:
                 raise ValueError(f"{name} must be positive, or null for none; got {getattr(self, name)}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
+
+    def resolved(self, samples: int) -> "Training":
+        """The same with nothing left open, for so many samples to train on."""
+        batch_size = self.batch_size or min(MOST_SAMPLES, max(4, samples // 20))
+        per_epoch = math.ceil(samples / batch_size)
+        epochs = self.epochs or min(500, max(20, math.ceil(STEPS / per_epoch)))
+        return dataclasses.replace(self, batch_size=batch_size, epochs=epochs)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
