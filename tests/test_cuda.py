@@ -141,3 +141,102 @@ def test_smoke_agrees_with_the_cpu():
     box = SmokeSettings((48, 32))
     ours, _ = simulate(6, range(3), settings=box, device="cuda")
     torch.testing.assert_close(ours, simulate(6, range(3), settings=box)[0], rtol=0, atol=1e-4)
+
+
+TRAINED = {
+    "T1 fourier": lambda: t1.T1(1, 1, (32, 32), modes=9, width=16, depth=2, transform="fourier"),
+    "T1 dct": lambda: t1.T1(1, 1, (32, 32), modes=9, width=16, depth=2),
+    "T1+": lambda: t1.T1Plus(1, 1, (32, 32), modes=16, width=8),
+    "FNO": lambda: t1.FNO(1, 1, (32, 32), modes=6, width=8, depth=2),
+}
+
+
+@pytest.fixture(scope="module")
+def flow():
+    x, y, _ = generate(100, 1e-3, 2.0, 32)
+    symmetries = [symmetry.to_dict() for symmetry in NAVIER_STOKES_SYMMETRIES]
+    return Fields(input=x, target=y, grid="node", periodic=True, symmetries=symmetries)
+
+
+def trained(name, data, **settings):
+    torch.manual_seed(0)
+    given = {"epochs": 6, "batch_size": 16, "learning_rate": 3e-3, "device": "cuda", "progress": False, **settings}
+    return t1.train(TRAINED[name](), data[:90], data[90:], **given)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_training_in_a_captured_graph_is_training_step_by_step(flow, name, optimizer):
+    """With random motions, a moving average, clipping and a last batch of another size."""
+    options = {"optimizer": optimizer, "average": 0.9, "clip": 1.0, "warmup": 0.1}
+    graph, eager = (trained(name, flow, capture=capture, **options) for capture in (True, False))
+    assert graph.description["captured"] == "one CUDA graph a step"
+    assert eager.description["captured"] == "eager: as asked for"
+    assert len({row["loss"] for row in graph.history}) == 6
+    for ours, theirs in zip(graph.history, eager.history, strict=True):
+        assert ours["loss"] == pytest.approx(theirs["loss"], rel=5e-2 if optimizer == "muon" else 2e-2)
+        assert ours["validation"] == pytest.approx(theirs["validation"], rel=1e-1)
+
+
+def test_captured_training_on_a_gpu_follows_the_cpu(flow):
+    quiet = {"symmetries": False}
+    ours, theirs = (trained("T1 fourier", flow, device=device, **quiet) for device in ("cuda", "cpu"))
+    for a, b in zip(ours.history, theirs.history, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+def test_an_ensemble_trains_side_by_side_as_its_members_alone(flow):
+    together = trained("T1 fourier", flow, ensemble=3)
+    alone = trained("T1 fourier", flow)
+    rows = [row["loss"] for row in together.history if row["member"] == 0]
+    assert rows == pytest.approx([row["loss"] for row in alone.history], rel=1e-4)
+    assert len({row["loss"] for row in together.history if row["epoch"] == 6}) == 3
+
+
+def test_an_interrupted_run_continues_on_a_gpu(flow, tmp_path, monkeypatch):
+    import os
+    import signal
+
+    from transform_once.training import loop
+
+    whole = trained("T1 fourier", flow)
+    step, steps = loop.Member.step, []
+
+    def counted(self, *arguments):
+        steps.append(self)
+        if len(steps) == 15:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(self, *arguments)
+
+    monkeypatch.setattr(loop.Member, "step", counted)
+    assert not trained("T1 fourier", flow, output=tmp_path / "run").finished
+    monkeypatch.undo()
+    again = trained("T1 fourier", flow, output=tmp_path / "run")
+    ours, theirs = ([row["loss"] for row in run.history] for run in (again, whole))
+    assert ours == pytest.approx(theirs, rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_rollouts_train_in_a_captured_graph(precision):
+    _, w, _ = generate(6, 1e-3, [0.5 * i for i in range(1, 10)], 32)
+    film = Fields(trajectory=w, grid="node", periodic=True)
+    torch.manual_seed(0)
+    model = t1.T1(2, 1, (32, 32), modes=9, width=16, depth=2, transform="fourier")
+    options = {"epochs": 6, "batch_size": 8, "device": "cuda", "progress": False, "precision": precision}
+    run = t1.train(model, film[:5], film[5:], order=1, history=1, steps=3, **options)
+    assert run.history[-1]["loss"] < run.history[0]["loss"]
+    assert run.description["captured"] == "one CUDA graph a step"
+    found = t1.evaluate(run.model, film[5:], steps=5)
+    assert len(found["per_step"]["relative_l2"]) == 5
+
+
+def test_streamed_data_reach_a_captured_graph(flow, tmp_path, monkeypatch):
+    from transform_once.training import batches
+
+    flow.save(tmp_path / "flow.h5")
+    runs = []
+    for share in (0.4, 0.0):
+        monkeypatch.setattr(batches, "SHARE", share)
+        runs.append(trained("FNO", t1.read(tmp_path / "flow.h5"), symmetries=False))
+    ours, theirs = ([row["loss"] for row in run.history] for run in runs)
+    assert ours == pytest.approx(theirs, rel=1e-3)

@@ -13,14 +13,17 @@ PACKAGE = Path(transform_once.__file__).parent
 ORDER = [
     "files",
     "processes",
+    "messages",
     "spectral",
     "data",
     "solvers",
     "models",
     "evaluation",
     "training",
-    "report",
+    "reports",
     "config",
+    "verbs",
+    "demo",
     "cli",
     "__main__",
 ]

@@ -12,9 +12,14 @@ if TYPE_CHECKING:
     from transform_once.data.formats import read as read
     from transform_once.data.spectra import spectra as spectra
     from transform_once.data.symmetries import Symmetry as Symmetry
+    from transform_once.evaluation.analysis import analyze as analyze
+    from transform_once.evaluation.evaluate import evaluate as evaluate
+    from transform_once.evaluation.evaluate import predict as predict
+    from transform_once.evaluation.rollout import rollout as rollout
     from transform_once.models.export import export as export
     from transform_once.models.ffno import FFNO as FFNO
     from transform_once.models.fno import FNO as FNO
+    from transform_once.models.operator import Dynamics as Dynamics
     from transform_once.models.operator import Operator as Operator
     from transform_once.models.operator import SpectralOperator as SpectralOperator
     from transform_once.models.operator import load as load
@@ -22,6 +27,7 @@ if TYPE_CHECKING:
     from transform_once.models.t1 import T1 as T1
     from transform_once.models.t1 import T1Plus as T1Plus
     from transform_once.models.unet import UNet as UNet
+    from transform_once.reports.page import report as report
     from transform_once.spectral.initialization import vp_init_ as vp_init_
     from transform_once.spectral.modes import LowPass as LowPass
     from transform_once.spectral.modes import ModeSet as ModeSet
@@ -36,6 +42,9 @@ if TYPE_CHECKING:
     from transform_once.spectral.transforms import dct as dct
     from transform_once.spectral.transforms import get_transform as get_transform
     from transform_once.spectral.transforms import idct as idct
+    from transform_once.training.compare import compare as compare
+    from transform_once.training.run import load_models as load_models
+    from transform_once.training.train import train as train
 
 _HOMES = {
     "spectral.transforms": ("dct", "idct", "get_transform"),
@@ -55,12 +64,19 @@ _HOMES = {
     "data.formats": ("read",),
     "data.spectra": ("spectra",),
     "data.symmetries": ("Symmetry",),
-    "models.operator": ("Operator", "SpectralOperator", "save", "load"),
+    "models.operator": ("Operator", "SpectralOperator", "Dynamics", "save", "load"),
     "models.t1": ("T1", "T1Plus"),
     "models.fno": ("FNO",),
     "models.ffno": ("FFNO",),
     "models.unet": ("UNet",),
     "models.export": ("export",),
+    "evaluation.analysis": ("analyze",),
+    "evaluation.evaluate": ("evaluate", "predict"),
+    "evaluation.rollout": ("rollout",),
+    "training.train": ("train",),
+    "training.run": ("load_models",),
+    "training.compare": ("compare",),
+    "reports.page": ("report",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 

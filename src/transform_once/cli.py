@@ -1,174 +1,120 @@
-"""The command `t1`: each verb is a typed function; options, help and YAML come from its signature."""
+"""The command `t1`: finds the verb, reads its options as jsonargparse makes them of its signature, and runs it."""
 
+import json
 import os
+import re
 import sys
-from pathlib import Path
-from typing import TYPE_CHECKING
+import warnings
+from importlib import import_module
+from typing import Any, NoReturn
 
-if TYPE_CHECKING:
-    from torch import Tensor
-
-
-def import_(
-    source: Path,
-    output: Path,
-    input_key: str | None = None,
-    target_key: str | None = None,
-    trajectory_key: str | None = None,
-    mask_key: str | None = None,
-    axes: str | None = None,
-    format: str | None = None,  # noqa: A002
-    channels: list[str | int] | None = None,
-    times: tuple[float, float] | None = None,
-    input_time: float | None = None,
-    target_time: float | None = None,
-    frame_stride: int = 1,
-    stride: int = 1,
-    resize: tuple[int, int] | None = None,
-    camera: int = 2,
-    split: str | None = None,
-    colour: bool = False,
-    missing: float | None = None,
-    grid: str | None = None,
-    periodic: bool | None = None,
-) -> None:
-    """Turn a file or folder of fields in any known format into a file of our own.
-
-    Args:
-        source: .npz, .npy, .pt, .mat, .h5 (also PDEBench and The Well), .nc, .zarr, .mp4, or a folder of airfoils or of
-            ScalarFlow recordings.
-        output: The file of fields to write (.h5); an import that was killed continues.
-        input_key: Name of the input array in the source; several, joined by commas, become channels.
-        target_key: Name of the target array.
-        trajectory_key: Name of the trajectory array.
-        mask_key: Name of an array whose nonzero points leave the loss.
-        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
-        format: The format, where the content does not tell it.
-        channels: Names or numbers of the channels to keep.
-        times: First and last time to keep.
-        input_time: Make pairs: the time of the input.
-        target_time: Make pairs: the time of the target.
-        frame_stride: Keep every such frame.
-        stride: Keep every such grid point.
-        resize: Rows and columns to resize images to.
-        camera: Which camera of a ScalarFlow recording.
-        split: train, validation or test, where the published data set defines them.
-        colour: Read a video in colour instead of grey.
-        missing: The value that marks missing points, such as nan.
-        grid: cell or node, where the source does not tell.
-        periodic: Whether the fields are periodic, where the source does not tell.
-    """
-    options = {
-        name: value for name, value in locals().items() if name not in ("source", "output") and value is not None
-    }
-    from transform_once.data.formats import convert
-
-    for key in ("input_key", "target_key", "trajectory_key"):
-        if key in options:
-            options[key] = options[key].split(",")
-    print(convert(source, output, **options))
-
-
-def export(model: Path, output: Path) -> None:
-    """Write a saved model as ONNX, for any batch size, to run without PyTorch.
-
-    Args:
-        model: A `.safetensors` file written by `save`.
-        output: The `.onnx` file to write.
-    """
-    from transform_once.models.export import export as export_model
-    from transform_once.models.operator import load
-
-    path = export_model(load(model), output)
-    print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
-
-
-def demo(output: Path = Path("demo"), resolution: tuple[int, int] = (128, 96), modes: int = 24, seed: int = 0) -> None:
-    """Show the core on a generated field: its spectrum, the kept modes, the irreducible loss, and a picture.
-
-    Args:
-        output: Folder for the picture.
-        resolution: Grid points along each axis of the field.
-        modes: Modes to keep along each axis.
-        seed: Seed of the random field.
-    """
-    from rich.console import Console
-    from rich.table import Table
-
-    from transform_once.report.figures import compaction_figure, save_figure
-    from transform_once.spectral.modes import TopM, choose_modes, irreducible_loss
-    from transform_once.spectral.transforms import dct
-
-    console = Console()
-    console.print(
-        f"A smooth random field on {resolution[0]}×{resolution[1]} cells that does not repeat at its borders."
-    )
-    field = _smooth_field(resolution, seed)
-    spectrum = dct(field, ndim=2, modes=None)
-    console.print(
-        f"Its DCT has {spectrum.numel()} coefficients and the field's energy (Parseval): "
-        f"{spectrum.square().sum():.3f} of {field.square().sum():.3f}."
-    )
-    table = Table("kept", "low-pass, dct", "low-pass, fourier", "top-m, dct", title="irreducible relative L2")
-    for m in sorted({max(1, modes // 4), max(1, modes // 2), modes}):
-        losses = (
-            irreducible_loss(field, m),
-            irreducible_loss(field, m, "fourier"),
-            irreducible_loss(field, TopM(m * m).fit(field)),
-        )
-        table.add_row(f"{m}² = {m * m}", *(f"{loss:.2e}" for loss in losses))
-    console.print(table)
-    console.print("(fourier keeps an odd number of modes of each axis, one less than an even one asked for)")
-    smallest = choose_modes(field, tolerance=0.01)
-    console.print(f"The smallest low-pass that loses at most 1% keeps {smallest} modes: no model on these does better.")
-    output.mkdir(parents=True, exist_ok=True)
-    console.print(f"Picture: {save_figure(compaction_figure(field, modes), output / 'core.png')}")
-
-
-def _smooth_field(resolution: tuple[int, int], seed: int) -> "Tensor":
-    """A Gaussian random field (1, 1, rows, columns): a window into a periodic one of twice the size."""
-    import torch
-
-    from transform_once.spectral.transforms import get_transform
-
-    rows, columns = (2 * n for n in resolution)
-    wave_numbers = [(torch.arange(n, dtype=torch.float64) + 1) // 2 for n in (rows, columns)]
-    amplitude = (wave_numbers[0][:, None] ** 2 + wave_numbers[1] ** 2 + 25) ** -2
-    noise = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
-    periodic = get_transform("fourier").inverse(amplitude * noise, 2)
-    window = periodic[: resolution[0], : resolution[1]]
-    return (window / window.std())[None, None]
+# Verb: (module, function, what it does). A module is loaded only for its own verb, so that asking for help is fast.
+VERBS: dict[str, tuple[str, str, str]] = {
+    "generate": ("solvers.datasets", "", "Make a data set with the embedded solvers."),
+    "import": ("verbs", "import_", "Turn fields in any known format into a file of our own."),
+    "analyze": ("reports.analysis_figures", "analyze_verb", "Look before you train: spectra, modes, what they cost."),
+    "train": ("verbs", "train", "Train a model on your data."),
+    "compare": ("verbs", "compare", "Train several models for the same seconds; say which to use."),
+    "evaluate": ("verbs", "evaluate", "Measure a trained model on data of any resolution."),
+    "predict": ("verbs", "predict", "Apply a trained model to fields."),
+    "rollout": ("verbs", "rollout", "Let a trained model run ahead in time."),
+    "report": ("reports.page", "report_verb", "Show runs on one page, side by side."),
+    "export": ("verbs", "export", "Write a trained model as ONNX."),
+    "demo": ("demo", "demo", "See all of it work, without any input, in minutes."),
+}
+SOLVERS = ("navier-stokes", "smoke", "airfoils")  # of `t1 generate`
 
 
 def main() -> None:
     """Run the verb named on the command line; bad input is one sentence and exit code 2."""
-    from jsonargparse import auto_cli
+    words = sys.argv[1:]
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return
+    if words[0] == "--version":
+        from transform_once import __version__
 
-    from transform_once.solvers import datasets
-
-    generate = {
-        "_help": "Make a data set with the embedded solvers.",
-        "navier-stokes": datasets.navier_stokes,
-        "smoke": datasets.smoke,
-        "airfoils": datasets.airfoils,
-    }
-    verbs = {"generate": generate, "import": import_, "export": export, "demo": demo}
+        print(f"t1 {__version__}")
+        return
+    warnings.showwarning = lambda message, *_, **__: print(f"t1: note: {message}", file=sys.stderr)
     try:
-        auto_cli(verbs, args=_spelled(sys.argv[1:]), prog="t1")  # type: ignore[arg-type]
-    except (ValueError, TypeError, OSError, ImportError) as error:
+        _run(words[0], words[1:])
+    except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if os.environ.get("T1_TRACEBACK"):
             raise
         print(f"t1: {error}", file=sys.stderr)
         sys.exit(2)
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
-def _spelled(arguments: list[str]) -> list[str]:
-    """Arguments as the parser wants them: `--target-time` with an underscore, `1062 600` after an option as a list."""
+def _overview() -> str:
+    lines = "\n".join(f"  {verb:<9} {does}" for verb, (_, _, does) in VERBS.items())
+    return (
+        "usage: t1 VERB [options]\n\nFast surrogates of physical systems, learned in the frequency domain.\n\n"
+        f"{lines}\n\n`t1 VERB --help` shows every option with its default."
+    )
+
+
+def _run(verb: str, words: list[str]) -> None:
+    from jsonargparse import ArgumentParser, auto_cli
+
+    from transform_once.config import find_config
+    from transform_once.messages import nearest
+
+    if verb not in VERBS:
+        raise ValueError(f"there is no verb {verb!r}; {nearest(verb, VERBS)}")
+
+    class Parser(ArgumentParser):
+        """Complains in one sentence, and names what is near to an unknown option."""
+
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **{**options, "allow_abbrev": False})
+
+        def error(self, message: str, ex: Exception | None = None) -> NoReturn:
+            found = re.search(
+                r"option: --(\S+)|Group '(.+)' does not accept option '(.+)'|Option '(.+)'|--(\S+)", message
+            )
+            near = ""
+            if found and not re.search("required|Expected|does not exist|invalid|expected one", message):
+                name = ".".join(part for part in found.groups() if part)
+                known = [action.dest for action in self._actions if action.dest not in ("help", "print_shtab")]
+                message, near = f"there is no option {name!r}", f"; {nearest(name, known)}"
+            message = message.replace("the following arguments are required: data.path", "give the data: --data FILE")
+            message = re.sub(r"Expected a typing.Literal(\[.*?\])", r"expected one of \1", message)
+            print(f"t1 {verb}: {' '.join(message.split())}{near}", file=sys.stderr)
+            sys.exit(2)
+
+    module, function, _ = VERBS[verb]
+    home = import_module(f"transform_once.{module}")
+    components: Any = (
+        getattr(home, function) if function else {name: getattr(home, name.replace("-", "_")) for name in SOLVERS}
+    )
+    words = _spelled(verb, words)
+    for number, word in enumerate(words[:-1]):
+        if word == "--config":
+            words[number + 1] = find_config(words[number + 1])
+    auto_cli(components, args=words, prog=f"t1 {verb}", parser_class=Parser)
+
+
+def _spelled(verb: str, arguments: list[str]) -> list[str]:
+    """Arguments as the parser wants them.
+
+    `--target-time` with an underscore, `1062 600` after an option as a list, `--json` alone as true, and `--data FILE`
+    as the path of the data where these have options of their own; the folders of a report as one list.
+    """
+    if verb == "report":  # several folders before the options
+        count = next((n for n, word in enumerate(arguments) if word.startswith("-")), len(arguments))
+        arguments = [json.dumps(arguments[:count]), *arguments[count:]] if count else arguments
     spelled: list[str] = []
-    for argument in arguments:
+    for number, argument in enumerate(arguments):
         if argument.startswith("--"):
             name, equals, value = argument.partition("=")
-            spelled.append("--" + name[2:].replace("-", "_") + equals + value)
+            name = "--" + name[2:].replace("-", "_")
+            name = "--data.path" if name == "--data" and verb in ("train", "compare", "evaluate", "rollout") else name
+            alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
+            bare = alone and not equals and name not in ("--help", "--print_config")
+            spelled.append(name + equals + value + ("=true" if bare else ""))
         elif _is_number(argument) and len(spelled) > 1 and spelled[-2].startswith("--") and _is_number(spelled[-1]):
             spelled[-1] = f"[{spelled[-1].strip('[]')},{argument}]"
         else:

@@ -14,6 +14,7 @@ from transform_once.evaluation.metrics import (
     Calibration,
     KSpaceError,
     Metrics,
+    Scores,
     from_best_to_worst,
     mean_and_spread,
 )
@@ -111,6 +112,58 @@ def test_batches_and_their_order_do_not_matter(sizes, backwards):
         for name in ("relative_l2", "relative_l2_std", "mse", "mae", "psnr", "smape", "undefined"):
             assert other[name] == pytest.approx(one[name], rel=1e-10, abs=1e-12)
         one, other = at_once.result(), streamed.result()
+
+
+def same_numbers(one, other):
+    """Equal to 1e-12, whatever the tables hold."""
+    if isinstance(one, dict | list):
+        keys = one.keys() if isinstance(one, dict) else range(len(one))
+        assert len(one) == len(other)
+        for key in keys:
+            same_numbers(one[key], other[key])
+    else:
+        assert one == (pytest.approx(other, rel=1e-12, abs=1e-15) if isinstance(other, float) else other)
+
+
+@given(
+    st.lists(st.lists(st.integers(1, 3), max_size=3), min_size=1, max_size=4).filter(lambda shares: any(shares)),
+    st.sampled_from([None, "zero", "blown up"]),
+    st.booleans(),
+)
+def test_merged_shares_are_one_pass_over_all_samples(shares, odd_one, sequences):
+    """Shares of several batches each, some of none at all; a sample may have no relative error, or no error at all."""
+    count, steps = sum(map(sum, shares)), 2 if sequences else None
+    shape = (count, 2, 1, 6) if sequences else (count, 1, 6)
+    target, members, mask = fields(shape, 1), fields((3, *shape), 2), holes(shape)
+    if odd_one == "zero":
+        target[count // 2] = 0
+    elif odd_one == "blown up":
+        members[1, count // 2] = math.nan
+    scores = [Scores(Metrics(["u"], steps), KSpaceError("dct", 2, (6,)), 3) for _ in shares]
+    together = Scores(Metrics(["u"], steps), KSpaceError("dct", 2, (6,)), 3)
+    start = 0
+    for share, batches in zip(scores, shares, strict=True):
+        for size in batches:
+            part = slice(start, start := start + size)
+            share.add(list(members[:, part]), target[part], mask[part])
+    together.add(list(members), target, mask)
+    first, *others = scores
+    for other in others:
+        first.merge(other)
+    same_numbers(first.result(), together.result())
+    torch.testing.assert_close(torch.cat(first.errors), torch.cat(together.errors), equal_nan=True)
+    for ours, expected in zip(first.kspace.spectra(), together.kspace.spectra(), strict=True):
+        np.testing.assert_allclose(ours, expected, rtol=1e-6)
+
+
+def test_only_what_measures_the_same_merges():
+    with pytest.raises(ValueError, match="same channels and steps merge"):
+        Metrics("uv").merge(Metrics("uv", steps=2))
+    for other in (KSpaceError("fourier", 3, (6,)), KSpaceError("dct", 2, (6,)), KSpaceError("dct", 3, (7,))):
+        with pytest.raises(ValueError, match="same modes of the same transform and grid"):
+            KSpaceError("dct", 3, (6,)).merge(other)
+    with pytest.raises(ValueError, match="got 2 and 3 members"):
+        Calibration(2).merge(Calibration(3))
 
 
 @given(st.floats(-1e3, 1e3).filter(lambda factor: abs(factor) > 1e-3))

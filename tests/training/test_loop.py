@@ -174,7 +174,7 @@ def test_a_finished_run_is_not_run_again_unless_asked(flow, tmp_path, monkeypatc
 
 
 def test_the_run_folder_tells_everything(flow, tmp_path):
-    run = quiet(t1_model(), flow[:24], flow[24:], output=tmp_path / "run")
+    run = quiet(t1_model(), flow[:24], flow[24:], output=tmp_path / "run", warmup=0.0)
     names = {path.name for path in (tmp_path / "run").iterdir()}
     assert names == {"run.json", "history.csv", "model.safetensors", "last.safetensors"}
     told = json.loads((tmp_path / "run" / "run.json").read_text())

@@ -16,10 +16,11 @@ from torch import Tensor
 
 from transform_once.data.arrays import Array
 from transform_once.data.fields import Fields
-from transform_once.evaluation.metrics import Calibration, KSpaceError, Metrics, from_best_to_worst, mean_and_spread
+from transform_once.evaluation.metrics import KSpaceError, Metrics, Scores, from_best_to_worst, mean_and_spread
 from transform_once.evaluation.rollout import rollout
 from transform_once.files import atomic_path
 from transform_once.models.operator import Operator, SpectralOperator
+from transform_once.processes import joined
 from transform_once.spectral.transforms import Modes
 
 Models = Operator | Sequence[Operator]
@@ -100,6 +101,9 @@ def evaluate(
     - for ensembles these are of the mean prediction; `members` has the relative L2 of each, `calibration` says how well
       the spread matches the error, see `Calibration`.
 
+    Inside a process group (torchrun) all processes must call this: each measures its share of the samples, and all get
+    the same numbers, which are those of one process up to rounding.
+
     Args:
         model: A model, or the members of an ensemble; a sequence of one is that model.
         fields: Pairs with targets, or trajectories.
@@ -137,32 +141,24 @@ def full_evaluation(
 ) -> Evaluation:
     """What `evaluate` and `examples` give, in one pass; then the `count` samples for pictures are predicted again."""
     task = _task(_members(model), fields, steps)
-    models, size = task.models, fields.resolution
-    metrics, *of_members = (Metrics(task.channels, task.steps) for _ in range(1 + len(models)))
-    kspace, calibration = KSpaceError(*_basis(models[0], fields), size), Calibration(len(models))
-    errors = []
+    models, place = task.models, joined(torch.device("cpu"))  # where all that we exchange lies
+    metrics, kspace = Metrics(task.channels, task.steps), KSpaceError(*_basis(models[0], fields), fields.resolution)
+    scores = Scores(metrics, kspace, len(models))
     with _ready(models, device):
-        batches = task.fields.batches(_batch_size(batch_size, task.numbers))
-        for batch in _tracked(batches, len(fields), progress):
-            case = task.case(batch)
-            mean, spread = mean_and_spread(case.predictions)
-            target = case.target.to(mean.device)
-            errors.append(metrics.add(mean, target, case.mask))
-            kspace.add(mean, target, case.mask)
-            if spread is not None:
-                calibration.add(mean, spread, target, case.mask)
-                for one, prediction in zip(of_members, case.predictions, strict=True):
-                    one.add(prediction, target, case.mask)
-        arrays = _pictures(task, torch.cat(errors), count)
-    numbers = {**metrics.result(), "resolution": list(size), "kspace": kspace.result()}
+        with place.together():
+            share = task.fields[place.part(len(fields))]
+            batches = share.batches(_batch_size(batch_size, task.numbers))
+            for batch in _tracked(batches, len(share), progress and place.leads):
+                case = task.case(batch)
+                scores.add(case.predictions, case.target, case.mask)
+        scores = place.collect(scores, Scores.merge)
+        arrays = place.lead(lambda: _pictures(task, torch.cat(scores.errors), count))
+    numbers = {**scores.result(), "resolution": list(fields.resolution)}
     if task.given:
         numbers["times"] = list(task.times)
-    if len(models) > 1:
-        numbers["members"] = [one.result()["relative_l2"] for one in of_members]
-        numbers["calibration"] = calibration.result()
-    arrays["error_spectrum"], arrays["target_spectrum"] = kspace.spectra()
+    arrays["error_spectrum"], arrays["target_spectrum"] = scores.kspace.spectra()
     if isinstance(models[0], SpectralOperator):
-        arrays["kept"] = kspace.kept.numpy()
+        arrays["kept"] = scores.kspace.kept.numpy()
     return Evaluation(numbers, arrays)
 
 

@@ -72,8 +72,23 @@ class Metrics:
         # A prediction that blew up to NaN is as wrong as can be; NaN itself means undefined.
         relative = squared.where(~squared.isnan(), torch.inf).sqrt() / energy.sqrt()
         relative = relative.where(energy > 0, torch.nan)
-        self._merge(relative)
+        defined = (~relative.isnan()).sum(0).double()
+        mean = relative.nansum(0) / defined.clamp_min(1)
+        self._join(defined, mean, (relative - mean).square().nansum(0).where(mean.isfinite(), torch.inf))
         return relative[:, 0]
+
+    def merge(self, other: "Metrics") -> None:
+        """Count in all that another one of the same kind has counted."""
+        if (self.channels, self.steps) != (other.channels, other.steps):
+            raise ValueError(
+                f"only metrics of the same channels and steps merge; got {self.channels} and {self.steps} steps, "
+                f"{other.channels} and {other.steps} steps"
+            )
+        self.samples += other.samples
+        self._sums += other._sums
+        self._low = torch.minimum(self._low, other._low)
+        self._high = torch.maximum(self._high, other._high)
+        self._join(other._defined, other._mean, other._deviation)
 
     def result(self) -> dict[str, Any]:
         """The numbers, ready for JSON; those of channels in `per_channel`, of steps as lists in `per_step`."""
@@ -101,11 +116,8 @@ class Metrics:
         steps = [] if self.steps is None else [reduce(table, -1)]
         return torch.cat([reduce(table, (-2, -1)).unsqueeze(-1), reduce(table, -2), *steps], -1)
 
-    def _merge(self, relative: Tensor) -> None:
-        """Join a batch to mean and squared deviations without taking the difference of large sums."""
-        defined = (~relative.isnan()).sum(0).double()
-        mean = relative.nansum(0) / defined.clamp_min(1)
-        deviation = (relative - mean).square().nansum(0).where(mean.isfinite(), torch.inf)
+    def _join(self, defined: Tensor, mean: Tensor, deviation: Tensor) -> None:
+        """Join further samples to mean and squared deviations without taking the difference of large sums."""
         total = (self._defined + defined).clamp_min(1)
         difference = mean - self._mean
         self._deviation += deviation + difference.square() * self._defined * defined / total
@@ -158,6 +170,16 @@ class KSpaceError:
         of_error, of_target = self._spectra
         self._spectra = (of_error + error.sum(0).cpu(), of_target + self._energy(true).sum(0).cpu())
 
+    def merge(self, other: "KSpaceError") -> None:
+        """Count in all that another one of the same modes and grid has counted."""
+        if self.transform.name != other.transform.name or not torch.equal(self.kept, other.kept):
+            raise ValueError("only errors split at the same modes of the same transform and grid merge")
+        self._inside += other._inside
+        self._outside += other._outside
+        self._defined += other._defined
+        self._samples += other._samples
+        self._spectra = (self._spectra[0] + other._spectra[0], self._spectra[1] + other._spectra[1])
+
     def result(self) -> dict[str, Any]:
         """J and R_o, the transform, the block of lowest modes that holds the kept ones, and how many are kept."""
         shares = (total / self._defined if self._defined else math.nan for total in (self._inside, self._outside))
@@ -206,6 +228,13 @@ class Calibration:
         self._sums += sums.sum(1)
         self._per_sample.append((sums[1:3] / sums[0]).sqrt())
 
+    def merge(self, other: "Calibration") -> None:
+        """Count in all that another one of as many members has counted."""
+        if self.members != other.members:
+            raise ValueError(f"only ensembles of the same size merge; got {self.members} and {other.members} members")
+        self._sums += other._sums
+        self._per_sample += other._per_sample
+
     def result(self) -> dict[str, Any]:
         """The numbers, ready for JSON; None where there is no number."""
         points, spread, error, covered = self._sums
@@ -219,6 +248,47 @@ class Calibration:
             "coverage_expected": _student(2 / math.sqrt(1 + 1 / self.members), self.members - 1),
             "correlation": finite(correlation.item()),
         }
+
+
+class Scores:
+    """All that is measured of a model, or of an ensemble, in one pass over the samples.
+
+    `metrics` and `kspace` are of the mean prediction; `members` and `calibration` count for ensembles alone. `errors`
+    holds the relative L2 of each sample, in the order in which they came.
+    """
+
+    def __init__(self, metrics: Metrics, kspace: KSpaceError, members: int) -> None:
+        self.metrics, self.kspace, self.calibration = metrics, kspace, Calibration(members)
+        self.members = [Metrics(metrics.channels, metrics.steps) for _ in range(members)]
+        self.errors: list[Tensor] = []
+
+    def add(self, predictions: Sequence[Tensor], target: Tensor, mask: Tensor | None) -> None:
+        """Count a batch in, as each member predicts it."""
+        mean, spread = mean_and_spread(predictions)
+        target = target.to(mean.device)
+        self.errors.append(self.metrics.add(mean, target, mask))
+        self.kspace.add(mean, target, mask)
+        if spread is not None:
+            self.calibration.add(mean, spread, target, mask)
+            for one, prediction in zip(self.members, predictions, strict=True):
+                one.add(prediction, target, mask)
+
+    def merge(self, other: "Scores") -> None:
+        """Count in all that another one has counted, of the samples that follow."""
+        self.metrics.merge(other.metrics)
+        self.kspace.merge(other.kspace)
+        self.calibration.merge(other.calibration)
+        for one, further in zip(self.members, other.members, strict=True):
+            one.merge(further)
+        self.errors += other.errors
+
+    def result(self) -> dict[str, Any]:
+        """The numbers, ready for JSON."""
+        numbers = {**self.metrics.result(), "kspace": self.kspace.result()}
+        if len(self.members) > 1:
+            numbers["members"] = [one.result()["relative_l2"] for one in self.members]
+            numbers["calibration"] = self.calibration.result()
+        return numbers
 
 
 def mean_and_spread(predictions: Sequence[Tensor]) -> tuple[Tensor, Tensor | None]:

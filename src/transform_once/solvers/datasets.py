@@ -1,13 +1,19 @@
 """Data sets from our own solvers, written sample by sample: a killed run loses nothing finished and continues.
 
-Every function here is a verb of `t1 generate`; heavy modules load inside, so that asking for help stays fast.
+Every function here is a verb of `t1 generate`; heavy modules load inside, so that asking for help stays fast. Under
+`torchrun --nproc-per-node K -m transform_once generate …` K processes share the samples and the first one writes them.
 """
 
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
+
+if TYPE_CHECKING:
+    from transform_once.processes import Arrays, World
 
 Item = TypeVar("Item")
 
@@ -36,45 +42,51 @@ def navier_stokes(
         seed: Sample i depends on the seed and i alone.
         scheme: "rk4", with time step and grid chosen from the tolerance, or "li" to remake the data of Li et al.
         tolerance: Relative L2 error of the solution.
-        device: Where to solve: cpu or cuda.
+        device: Where to solve: cpu or cuda; of several processes each takes a GPU of its own.
     """
     import torch
 
-    from transform_once.data.writer import FieldsWriter
+    from transform_once.processes import world
     from transform_once.solvers import navier_stokes as solver
 
     if samples < 1 or frames < 0:
         raise ValueError(f"samples must be at least 1 and frames at least 0; got {samples} and {frames}")
-    if scheme == "li":
-        settings = solver.LI_ET_AL
-    else:
-        pilots = solver.initial_vorticity(solver.PILOTS, resolution, seed, dtype=torch.float64, device=device)
-        settings = solver.choose_settings(pilots, viscosity, time, tolerance=tolerance)
     times = [time * (frame + 1) / frames for frame in range(frames)] if frames else time
     field = (1, resolution, resolution)
-    shapes = {"trajectory": (frames + 1, *field)} if frames else {"input": field, "target": field}
-    declared: dict[str, Any] = {
-        "grid": "node",
-        "periodic": True,
-        "channels": ("vorticity",),
-        "source": "Navier-Stokes on the unit torus",
-        "seed": seed,
-        "settings": {"viscosity": viscosity, "time": time, "forcing": "paper", **asdict(settings)},
-        "symmetries": [symmetry.to_dict() for symmetry in solver.NAVIER_STOKES_SYMMETRIES],
-        **({"times": (0.0, *times)} if isinstance(times, list) else {}),
-    }
-    print(f"grid {settings.grid}², time step {settings.time_step:.3g}", file=sys.stderr)
-    batch = 512 if device.startswith("cuda") else 32
-    with FieldsWriter(output, samples=samples, shapes=shapes, **declared) as writer:
-        for start in _progress(range(writer.finished, samples, batch), "solving"):
-            numbers = range(start, min(start + batch, samples))
+    with world(device) as place:
+
+        def choose() -> solver.Settings:
+            if scheme == "li":
+                return solver.LI_ET_AL
+            pilots = solver.initial_vorticity(solver.PILOTS, resolution, seed, dtype=torch.float64, device=place.device)
+            return solver.choose_settings(pilots, viscosity, time, tolerance=tolerance)
+
+        def solve(numbers: range, _written: int) -> "Iterator[Arrays]":
             initial, later, _ = solver.generate(
-                numbers, viscosity, times, resolution, seed, settings=settings, device=device
+                numbers, viscosity, times, resolution, seed, settings=settings, device=place.device
             )
             if frames:
-                writer.append(trajectory=torch.cat([initial[:, None], later], 1))
+                yield {"trajectory": torch.cat([initial[:, None], later], 1)}
             else:
-                writer.append(input=initial, target=later)
+                yield {"input": initial, "target": later}
+
+        settings = place.lead(choose)
+        announced: dict[str, Any] = {
+            "shapes": {"trajectory": (frames + 1, *field)} if frames else {"input": field, "target": field},
+            "grid": "node",
+            "periodic": True,
+            "channels": ("vorticity",),
+            "source": "Navier-Stokes on the unit torus",
+            "seed": seed,
+            "settings": {"viscosity": viscosity, "time": time, "forcing": "paper", **asdict(settings)},
+            "symmetries": [symmetry.to_dict() for symmetry in solver.NAVIER_STOKES_SYMMETRIES],
+            **({"times": (0.0, *times)} if isinstance(times, list) else {}),
+        }
+        if place.leads:
+            print(f"grid {settings.grid}², time step {settings.time_step:.3g}", file=sys.stderr)
+        # An even number, because two samples are solved as one; no process is idle for want of blocks.
+        block = min(512 if place.device.type == "cuda" else 32, 2 * -(-samples // (2 * place.size)))
+        _write(place, output, samples, announced, solve, block, "solving")
 
 
 def smoke(
@@ -93,15 +105,16 @@ def smoke(
         frames: Frames of each.
         resolution: Rows and columns; row 0 is the top.
         seed: Plume i depends on the seed and i alone.
-        device: Where to solve: cpu or cuda.
+        device: Where to solve: cpu or cuda. Of several processes each takes one plume at a time, and a GPU of its own.
     """
     from transform_once.data.symmetries import Symmetry
-    from transform_once.data.writer import FieldsWriter
+    from transform_once.processes import world
     from transform_once.solvers.smoke import SmokeSettings, stream
 
     settings = SmokeSettings(resolution=(resolution[0], resolution[1]))
     mirror = Symmetry(signs=(1, -1), offset=(0.0, 1.0))
-    declared: dict[str, Any] = {
+    announced: dict[str, Any] = {
+        "shapes": {"trajectory": (frames, 1, *resolution)},
         "grid": "cell",
         "channels": ("density",),
         "times": tuple(settings.frame_interval * (frame + 1) for frame in range(frames)),
@@ -110,16 +123,15 @@ def smoke(
         "settings": asdict(settings),
         "symmetries": [mirror.to_dict()],
     }
-    shapes = {"trajectory": (frames, 1, *resolution)}
-    with FieldsWriter(output, samples=samples, shapes=shapes, **declared) as writer:
-        todo = range(writer.finished * frames + writer.finished_frames, samples * frames)
-        steps = _progress(todo, "simulating")
-        for number in range(writer.finished, samples):
-            for frame, density in enumerate(stream(frames, [number], seed, settings, device)):
-                # A plume killed midway is simulated again; the frames already in the file stay as they are.
-                if (number, frame) >= (writer.finished, writer.finished_frames):
-                    writer.append(trajectory=density[:, None])
-                    next(steps)
+    with world(device) as place:
+
+        def simulate(numbers: range, written: int) -> "Iterator[Arrays]":
+            # A plume killed midway is simulated again; the frames already in the file stay as they are.
+            for frame, density in enumerate(stream(frames, numbers, seed, settings, place.device)):
+                if frame >= written:
+                    yield {"trajectory": density[:, None]}
+
+        _write(place, output, samples, announced, simulate, 1, "simulating", pieces=frames)
 
 
 def airfoils(
@@ -145,6 +157,8 @@ def airfoils(
     from transform_once.data.writer import FieldsWriter
     from transform_once.solvers import airfoil as solver
 
+    if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+        raise ValueError("airfoils have workers of their own: run one process, with --workers, instead of several")
     settings = solver.AirfoilSettings(resolution=resolution)
     cases = output.with_name(output.name + ".cases")
     flows = solver.generate(samples, seed, workers, shapes, cases, settings)  # complains about missing programs
@@ -167,6 +181,44 @@ def airfoils(
     skipped = solver.failures(cases)
     if skipped:
         print(f"{len(skipped)} cases failed or did not converge; {cases} says why", file=sys.stderr)
+
+
+def _write(
+    place: "World",
+    output: Path,
+    samples: int,
+    announced: dict[str, Any],
+    make: "Callable[[range, int], Iterable[Arrays]]",
+    block: int,
+    what: str,
+    pieces: int = 1,
+) -> None:
+    """Write all samples in order, from where a killed run stopped; all processes make them, the leader has the file.
+
+    `make` gives arrays to append for the samples of these numbers, after so many frames that are written already; they
+    come in `pieces` for each `block` of samples.
+    """
+    from transform_once.data.writer import FieldsWriter
+
+    with ExitStack() as stack:
+        writer: FieldsWriter  # the leader's alone
+
+        def begin() -> tuple[int, int]:
+            nonlocal writer
+            writer = stack.enter_context(FieldsWriter(output, samples=samples, **announced))
+            return writer.finished, writer.finished_frames
+
+        def append(arrays: "Arrays") -> None:
+            writer.append(**arrays)
+            next(bar, None)
+
+        finished, written = place.lead(begin)
+        blocks = [range(start, min(start + block, samples)) for start in range(finished, samples, block)]
+        bar = _progress(range(len(blocks) * pieces - written), what)
+        if place.leads:
+            next(bar, None)
+        place.in_turns(blocks, lambda numbers: make(numbers, written if numbers[0] == finished else 0), append)
+        place.lead(lambda: writer.finish())
 
 
 def _progress(items: Iterable[Item], what: str, total: int | None = None) -> Iterator[Item]:

@@ -107,7 +107,8 @@ class Member:
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
         try:
-            with torch.cuda.graph(graph, stream=self.stream):
+            # Of other threads one may be reading the next batch: only this one is held to the rules of capture.
+            with torch.cuda.graph(graph, stream=self.stream, capture_error_mode="thread_local"):
                 loss = self._update(static, count)
         except RuntimeError as error:
             torch.cuda.synchronize()

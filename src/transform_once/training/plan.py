@@ -1,7 +1,9 @@
 """What a training run does with its data: on kept modes or on fields, and in which units."""
 
 import errno
+import warnings
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -139,13 +141,16 @@ def _check_spectra(model: Operator, data: Spectra) -> None:
 
 def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spectra:
     assert isinstance(model, SpectralOperator)  # told to the type checker
-    try:
-        return spectra(fields, model.transform.name, model.modes, normalization=pair, progress=progress)
-    except OSError as error:
-        if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
-            raise
-        # Beside the data there is no room for a cache: then the spectra stay in memory.
-        return spectra(fields, model.transform.name, model.modes, normalization=pair, cache=False, progress=progress)
+    recipe = partial(spectra, fields, model.transform.name, model.modes, normalization=pair, progress=progress)
+    with warnings.catch_warnings():
+        # Another basis than that of the grid matters when a model moves to another resolution: evaluation warns then.
+        warnings.filterwarnings("ignore", message="these fields lie on")
+        try:
+            return recipe()
+        except OSError as error:
+            if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
+                raise
+            return recipe(cache=False)  # there is no room for a cache beside the data: the spectra stay in memory
 
 
 def _fitted(fields: Fields, kind: str) -> Pair:

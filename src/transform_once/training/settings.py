@@ -1,13 +1,12 @@
 """How to train: one frozen set of settings, the same in Python, in YAML and on the command line."""
 
 import dataclasses
-import difflib
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from transform_once.data.normalization import KINDS
+from transform_once.messages import nearest
 from transform_once.models.operator import check_choice
 from transform_once.training.optimizers import OPTIMIZERS, SCHEDULES
 
@@ -58,10 +57,10 @@ class Training:
     seconds: float | None = None
     batch_size: int | None = None
     optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 1e-3
+    learning_rate: float = 2e-3
     weight_decay: float = 1e-4
     schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
-    warmup: float = 0.0
+    warmup: float = 0.05
     step_size: int = 100
     gamma: float = 0.5
     period: int = 32
@@ -135,10 +134,3 @@ def settings_from(given: dict[str, Any]) -> Training:
         if name not in known:
             raise ValueError(f"there is no setting {name!r}; {nearest(name, known)}")
     return Training(**given)
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A sentence on which known names are meant."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, 3, 0.5)
-    return f"did you mean {' or '.join(close)}?" if close else f"known are {', '.join(known)}"

@@ -53,7 +53,11 @@ def train(
     chosen = settings_from(settings)
     folder = None if output is None else Path(output)
     with world(chosen.device) as place:
+        if not place.leads:  # one process makes the cache of spectra, then the others read it
+            place.wait()
         plan = make_plan(model, data, validation, chosen, progress and place.leads)
+        if place.leads:
+            place.wait()
         source = plan.source(place.device)
         chosen = chosen.resolved(len(source))
         plan = dataclasses.replace(plan, settings=chosen)

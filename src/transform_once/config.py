@@ -1,0 +1,153 @@
+"""An experiment as configuration: data, model and training, the same in YAML, on the command line and in a run folder.
+
+The paper's configurations are YAML files in `experiments/`; `--config navier_stokes/t1.yaml` finds them there.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from transform_once.messages import nearest
+
+if TYPE_CHECKING:
+    from transform_once.data.fields import Fields
+    from transform_once.models.operator import Operator
+
+EXPERIMENTS = Path(__file__).parent / "experiments"
+
+
+@dataclass(frozen=True)
+class Data:
+    """Which fields, and how they are split: the first samples to train, then to validate, then to test.
+
+    Args:
+        path: A file or folder in any format that `t1 import` reads.
+        train: Samples to train on; null: all that the others leave.
+        validation: Samples to choose the best weights by; null: a tenth, none where there are fewer than ten samples.
+        test: Samples to test on, never looked at before the end; null: none.
+        input_key: Name of the input array; several, joined by commas, become channels.
+        target_key: Name of the target array.
+        trajectory_key: Name of the trajectory array.
+        mask_key: Name of an array whose nonzero points leave the loss.
+        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
+        format: The format, where the content does not tell it.
+        channels: Names or numbers of the channels to keep.
+        input_time: Make pairs: the time of the input.
+        target_time: Make pairs: the time of the target.
+        frame_stride: Keep every such frame.
+        stride: Keep every such grid point.
+        resize: Rows and columns to resize images to.
+        camera: Which camera of a ScalarFlow recording.
+        split: train, validation or test, where the published data set defines them.
+        missing: The value that marks missing points, such as nan.
+        grid: cell or node, where the source does not tell.
+        periodic: Whether the fields are periodic, where the source does not tell.
+    """
+
+    path: Path
+    train: int | None = None
+    validation: int | None = None
+    test: int | None = None
+    input_key: str | None = None
+    target_key: str | None = None
+    trajectory_key: str | None = None
+    mask_key: str | None = None
+    axes: str | None = None
+    format: str | None = None
+    channels: list[str | int] | None = None
+    input_time: float | None = None
+    target_time: float | None = None
+    frame_stride: int = 1
+    stride: int = 1
+    resize: tuple[int, int] | None = None
+    camera: int = 2
+    split: str | None = None
+    missing: float | None = None
+    grid: Literal["cell", "node"] | None = None
+    periodic: bool | None = None
+
+    def read(self) -> "Fields":
+        """All of the fields."""
+        from transform_once.data.formats import read
+
+        own = ("path", "train", "validation", "test")
+        given = {name: value for name, value in dataclasses.asdict(self).items() if name not in own}
+        given = {name: value for name, value in given.items() if value is not None}
+        for key in ("input_key", "target_key", "trajectory_key"):
+            if key in given:
+                given[key] = given[key].split(",")
+        return read(self.path, **given)
+
+    def parts(self) -> tuple["Fields", "Fields | None", "Fields | None"]:
+        """The fields to train on, to validate with and to test on."""
+        fields = self.read()
+        count, test = len(fields), self.test or 0
+        held = self.validation
+        if held is None:
+            rest = count - test if self.train is None else count - test - self.train
+            held = (count - test) // 10 if self.train is None and count >= 10 else 0
+            held = max(0, min(held, rest))
+        train = count - held - test if self.train is None else self.train
+        if train < 1 or train + held + test > count:
+            raise ValueError(
+                f"{self.path} holds {count} samples, too few for {max(train, 1)} to train, {held} to validate and "
+                f"{test} to test"
+            )
+        first, second = train + held, train + held + test
+        return fields[:train], fields[train:first] if held else None, fields[first:second] if test else None
+
+
+@dataclass(frozen=True)
+class Model:
+    """Which model; what is left null is chosen for the data by stated rules (`training.choose`).
+
+    Args:
+        name: T1, T1Plus, FNO, FFNO or UNet; ReleasedFNO and ReleasedFFNO are the research code's, errors included.
+        modes: Kept modes, a number or one per axis; for FNO and FFNO wave numbers on both sides.
+        top_modes: Keep so many modes of largest energy instead, one set for all samples; T1 only.
+        width: Channels inside; of a UNet and of T1Plus the first.
+        depth: Layers.
+        transform: dct, fourier or dft.
+        init: vp, xavier or kaiming.
+        activation: gelu or sine.
+        local: pointwise or conv: small maps of the fields around a T1, for fields with jumps.
+        phase_blind: Whether a ReleasedFNO loses the imaginary part, as released.
+    """
+
+    name: Literal["T1", "T1Plus", "FNO", "FFNO", "UNet", "ReleasedFNO", "ReleasedFFNO"] = "T1"
+    modes: int | list[int] | None = None
+    top_modes: int | None = None
+    width: int | None = None
+    depth: int | None = None
+    transform: Literal["dct", "fourier", "dft"] | None = None
+    init: Literal["vp", "xavier", "kaiming", "dfpnet"] | None = None
+    activation: Literal["gelu", "sine"] | None = None
+    local: Literal["pointwise", "conv"] | None = None
+    phase_blind: bool | None = None
+
+    def build(self, fields: "Fields", history: int, seed: int) -> tuple["Operator", list[str]]:
+        """The model for these fields, its weights drawn from the seed, and what was chosen."""
+        import torch
+
+        from transform_once.training.choose import choose_model
+
+        given: dict[str, Any] = {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
+        if isinstance(self.modes, list):
+            given["modes"] = tuple(self.modes)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(seed)
+            return choose_model(fields, self.name, history, given)
+
+
+def find_config(name: str) -> str:
+    """The path of a configuration: a file, or one of our experiments by its name."""
+    if Path(name).exists():
+        return name
+    own = EXPERIMENTS / name
+    if own.exists():
+        return str(own)
+    known = [str(path.relative_to(EXPERIMENTS)) for path in EXPERIMENTS.rglob("*.yaml")]
+    raise ValueError(
+        f"there is no configuration {name}, neither here nor among the experiments; {nearest(name, known)}"
+    )

@@ -1,0 +1,163 @@
+"""Line plots of the report, as SVG inside the page."""
+
+import io
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from transform_once.reports.panels import data_uri
+from transform_once.reports.runs import Run
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Array = NDArray[Any]
+
+# Dark enough on white, and told apart by people who see few colours; after the last they begin again, dashed.
+COLOURS = ("#1f5fa8", "#c8442b", "#2b8a4b", "#8a4bb0", "#a66a00", "#00848c", "#b8336a", "#555555")
+STYLE: dict[Any, Any] = {
+    "svg.hashsalt": "transform-once",  # the same runs give the same page
+    "svg.fonttype": "none",  # letters stay text, a quarter of the size of their outlines
+    "path.simplify_threshold": 0.5,  # in points: long histories stay small
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": "#777777",
+    "axes.grid": True,
+    "grid.color": "#e4e4e4",
+    "grid.linewidth": 0.6,
+    "axes.labelcolor": "#222222",
+    "lines.linewidth": 1.5,
+    "legend.frameon": False,
+    "legend.fontsize": 8,
+}
+
+
+def colour_of(group: int) -> tuple[str, str]:
+    """Colour and line style of a group of runs by its number."""
+    return COLOURS[group % len(COLOURS)], ("-", "--", "-.", ":")[group // len(COLOURS) % 4]
+
+
+def drawn(figure: "Figure", alt: str) -> str:
+    """The figure as an image of the page, on a white card in the light and in the dark."""
+    file = io.BytesIO()
+    figure.savefig(file, format="svg", metadata={"Date": None})
+    return f'<figure class="plot"><img src="{data_uri(file.getvalue(), "image/svg+xml")}" alt="{escape(alt)}"></figure>'
+
+
+def line_plot(
+    lines: Mapping[str, tuple[Array, Array]],
+    labels: tuple[str, str],
+    alt: str,
+    logarithmic: bool = True,
+    styles: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Named lines (x, y) in one plot, with markers where there are few points; "" where no number can be drawn."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    drawable = {name: (x, _positive(y) if logarithmic else y) for name, (x, y) in lines.items()}
+    if not any(np.isfinite(y).any() for _, y in drawable.values()):
+        return ""
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 2.8), layout="constrained")
+        axes = figure.subplots()
+        for number, (name, (x, y)) in enumerate(drawable.items()):
+            colour, style = styles[number] if styles else colour_of(number)
+            axes.plot(x, y, style, color=colour, marker="o" if len(x) < 16 else "", markersize=3, label=name)
+        if logarithmic:
+            _logarithmic(axes)
+        axes.set(xlabel=labels[0], ylabel=labels[1])
+        if len(drawable) > 1:
+            axes.legend()
+        return drawn(figure, alt)
+
+
+def _logarithmic(axes: "Axes") -> None:
+    """A log axis of y with plain numbers, at 1, 2 and 5 where it spans few decades."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+
+    axes.set_yscale("log")
+    low, high = axes.get_ylim()
+    few = high < 300 * low
+    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_formatter(NullFormatter())
+
+
+def _positive(values: Array) -> Array:
+    return np.where(values > 0, values, np.nan)
+
+
+def learning_curves(groups: Sequence[Sequence[Run]], against: str) -> str:
+    """Loss (thin) and validation (thick) of all runs against "epoch" or "seconds"; "" where nothing can be drawn."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+    from matplotlib.lines import Line2D
+
+    some = False
+    with rc_context(STYLE):
+        figure = Figure(figsize=(4.4, 2.9), layout="constrained")
+        axes = figure.subplots()
+        for number, group in enumerate(groups):
+            colour, style = colour_of(number)
+            for history in (history for run in group for history in run.history.values()):
+                for column, width, strength in (("loss", 0.8, 0.55), ("validation", 1.7, 1.0)):
+                    y = _positive(history[column])
+                    shown = np.isfinite(y) & np.isfinite(history[against])
+                    some |= bool(shown.any())
+                    marker = "o" if shown.sum() < 3 else ""
+                    # Validation is measured now and then: its points are joined across the epochs between.
+                    x, y = (history[against][shown], y[shown]) if column == "validation" else (history[against], y)
+                    axes.plot(x, y, style, color=colour, lw=width, alpha=strength, marker=marker, markersize=3)
+        _logarithmic(axes)
+        axes.set(ylabel="relative L2", xlabel={"epoch": "epochs", "seconds": "seconds of training"}[against])
+        thick, thin = Line2D([], [], color="#333333", lw=1.7), Line2D([], [], color="#333333", lw=0.8, alpha=0.55)
+        axes.legend([thick, thin], ["validation", "training loss"])
+        return drawn(figure, f"training loss and validation error of every run against {against}") if some else ""
+
+
+def wave_lengths(shape: Sequence[int], transform: str) -> Array:
+    """The length of the wave vector of every mode of a spectrum of that shape.
+
+    Mode i of an axis has i half-waves for the dct, (i+1)//2 waves for fourier, and for the dft the wave numbers of an
+    FFT, of an rfft along the last axis.
+    """
+    last = len(shape) - 1
+    numbers = [
+        np.arange(n)
+        if transform == "dct" or (transform == "dft" and axis == last)
+        else (np.arange(n) + 1) // 2
+        if transform == "fourier"
+        else np.fft.fftfreq(n, 1 / n)
+        for axis, n in enumerate(shape)
+    ]
+    grids = np.meshgrid(*numbers, indexing="ij", sparse=True)
+    return np.sqrt(sum((np.square(k, dtype=float) for k in grids), np.zeros(tuple(shape))))
+
+
+def shells(spectrum: Array, transform: str) -> Array:
+    """Root mean square (shells,) of a spectrum (*grid) over all modes of about equal wave number.
+
+    Shell k holds the wave vectors of lengths from k − ½ to k + ½; one without modes is nan.
+    """
+    shell = np.rint(wave_lengths(spectrum.shape, transform)).astype(int).ravel()
+    energy = np.bincount(shell, np.square(np.abs(spectrum), dtype=float).ravel())
+    count = np.bincount(shell)
+    return np.sqrt(np.divide(energy, count, out=np.full(energy.shape, np.nan), where=count > 0))
+
+
+def shell_plot(target: Array, error: Array, kept: Array | None, transform: str, channel: str) -> str:
+    """Target, error and floor (what the target has on modes that are not kept) against the wave number."""
+    number = np.arange(len(shells(target, transform)))
+    lines = {"target": (number, shells(target, transform)), "error": (number, shells(error, transform))}
+    if kept is not None and not kept.all():
+        lines["irreducible floor"] = (number, shells(np.where(kept, 0, target), transform))
+    waves = "half-waves" if transform == "dct" else "waves"
+    alt = f"coefficients of target and error of {channel} by wave number, and the irreducible floor"
+    styles = [("#555555", "-"), ("#c8442b", "-"), ("#1f5fa8", "--")]
+    return line_plot(lines, (f"wave number ({waves} across the grid)", "RMS coefficient"), alt, styles=styles)

@@ -1,0 +1,124 @@
+"""Rules that choose a model for data when the user does not: stated in one sentence each, the same for every model."""
+
+import math
+from typing import Any
+
+from transform_once.data.fields import Fields
+from transform_once.evaluation.analysis import analyze
+from transform_once.models.ffno import FFNO, ReleasedFFNO
+from transform_once.models.fno import FNO, ReleasedFNO
+from transform_once.models.operator import Operator, check_choice
+from transform_once.models.t1 import T1, T1Plus
+from transform_once.models.unet import UNet
+from transform_once.spectral.modes import TopM
+from transform_once.spectral.transforms import get_transform
+
+MODELS: dict[str, type[Operator]] = {
+    model.__name__: model for model in (T1, T1Plus, FNO, FFNO, UNet, ReleasedFNO, ReleasedFFNO)
+}
+
+TOLERANCE = 0.01  # relative error that dropping modes may cost
+SAMPLES = 64  # looked at to choose the modes
+MODES = {1: 256, 2: 48, 3: 12}  # most modes of an axis, by number of axes: what a dense mixing of them can bear
+FEWEST_MODES = 8
+PARAMETERS = 20_000_000  # of a T1, which its width is chosen for
+WIDTHS = {"T1": 48, "T1Plus": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
+DEPTH = 4
+
+
+def choose_model(
+    fields: Fields, name: str = "T1", history: int = 0, given: dict[str, Any] | None = None
+) -> tuple[Operator, list[str]]:
+    """A model for these fields, and a sentence for everything that was chosen. `given` are arguments that are not.
+
+    transform  the basis that needs fewest modes (`analyze`), of level ones that of the declared grid
+    modes      the fewest that leave 1% of the target, from 8 to 256, 48 or 12 an axis in one, two and three dimensions;
+               for wave numbers (FNO, FFNO) half as many
+    width      T1 48, less where it would have more than 20 million parameters; FNO, T1Plus and UNet 32
+    depth      4
+
+    `given["top_modes"]` keeps that many modes of largest energy in one shared set instead of a block.
+    """
+    check_choice(name, MODELS, "the model's name")
+    given, said = dict(given or {}), []
+    given = {key: value for key, value in given.items() if value is not None}
+    make = MODELS[name]
+    accepted = set(make.__init__.__annotations__)
+    counted = given.pop("top_modes", None)
+    for key in given:
+        if key not in accepted:
+            options = ", ".join(sorted(accepted - {"return", "in_channels", "out_channels", "resolution"}))
+            raise ValueError(f"{name} has no option {key!r}; it has {options}")
+    if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
+        said += _choose_modes(fields, given, name)
+    elif "modes" in accepted and "modes" not in given and counted is None:
+        said += _choose_wave_numbers(fields, given)
+    if counted is not None:
+        given["modes"] = _top(fields, given, counted, accepted)
+    if "depth" in accepted and "depth" not in given:
+        given["depth"] = DEPTH
+    if "width" not in given:
+        given["width"], sentence = _width(name, fields, given)
+        said.append(sentence)
+    channels = (history + 1) * fields.in_channels if fields.kind == "trajectories" else fields.in_channels
+    return make(channels, fields.out_channels, fields.resolution, **given), said
+
+
+def _choose_modes(fields: Fields, given: dict[str, Any], name: str) -> list[str]:
+    """Set transform and modes of a model that transforms once."""
+    said = []
+    found = analyze(fields, tolerance=TOLERANCE, samples=min(SAMPLES, len(fields)), progress=False, rates=False)
+    if "transform" not in given:
+        given["transform"] = found.recommendation.transform
+        said.append(f"transform {given['transform']}: it needs fewest modes for these fields")
+    if "modes" not in given:
+        basis = found.bases[given["transform"]]
+        curve = basis.low_pass[found.judged]
+        enough = [number for number, error in enumerate(curve.error) if error <= TOLERANCE]
+        box = basis.boxes[enough[0] if enough else -1]
+        most = get_transform(given["transform"]).max_modes(fields.resolution)
+        kept = tuple(
+            min(limit, MODES[fields.ndim], max(FEWEST_MODES, wanted)) for wanted, limit in zip(box, most, strict=True)
+        )
+        given["modes"] = kept[0] if len(set(kept)) == 1 else kept
+        inside = [all(x <= y for x, y in zip(other, kept, strict=True)) for other in basis.boxes]
+        number = max(0, sum(inside) - 1)  # the boxes grow: the last one that lies in what is kept
+        said.append(
+            f"modes {' × '.join(map(str, kept))}: dropping the others costs at least "
+            f"{100 * curve.with_mean[number]:.2g}% of the target"
+        )
+    return said
+
+
+def _choose_wave_numbers(fields: Fields, given: dict[str, Any]) -> list[str]:
+    """Set the modes of a model that counts wave numbers on both sides: half as many as T1 has half-waves."""
+    wanted: dict[str, Any] = {}
+    _choose_modes(fields, wanted, "T1")
+    modes = wanted["modes"] if isinstance(wanted["modes"], tuple) else (wanted["modes"],) * fields.ndim
+    kept = tuple(min(math.ceil(m / 2), n // 2) for m, n in zip(modes, fields.resolution, strict=True))
+    given["modes"] = kept[0] if len(set(kept)) == 1 else kept
+    return [f"modes {' × '.join(map(str, kept))}: wave numbers on both sides, the reach of a T1 with {modes[0]} modes"]
+
+
+def _top(fields: Fields, given: dict[str, Any], count: int, accepted: set[str]) -> Any:
+    if "transform" not in accepted or "modes" in given:
+        raise ValueError("top_modes chooses the modes of a T1: leave modes out, and use it with T1 only")
+    given.setdefault("transform", "dct")
+    judged = list(fields.shapes)[-1]
+    some = getattr(fields[: min(SAMPLES, len(fields))], judged)
+    return TopM(count).fit(some.reshape(-1, *some.shape[-fields.ndim - 1 :]), given["transform"])
+
+
+def _width(name: str, fields: Fields, given: dict[str, Any]) -> tuple[int, str]:
+    width = WIDTHS.get(name, 32)
+    if name != "T1":
+        return width, f"width {width}: the usual one"
+    modes = given["modes"]
+    count = len(modes) if hasattr(modes, "__len__") and not isinstance(modes, tuple) else None
+    if count is None:
+        count = math.prod(get_transform(given["transform"]).block(modes, fields.resolution))
+    bound = math.sqrt(PARAMETERS / (count * given.get("depth", DEPTH)))
+    narrow = max(8, 8 * int(bound // 8))
+    if narrow < width:
+        return narrow, f"width {narrow}: more would have over {PARAMETERS / 1e6:.0f} million parameters"
+    return width, f"width {width}: the usual one"

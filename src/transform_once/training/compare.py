@@ -1,0 +1,140 @@
+"""Which model for these data? Each gets the same seconds, the same rules and the same search, and is measured."""
+
+import dataclasses
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from transform_once.data.fields import Fields
+from transform_once.evaluation.evaluate import full_evaluation, save_evaluation
+from transform_once.models.operator import Operator
+from transform_once.training.choose import choose_model
+from transform_once.training.run import Run
+from transform_once.training.settings import settings_from
+from transform_once.training.train import train
+
+RATES = (1e-3, 3e-3)  # learning rates that every model tries
+TRIAL = 0.1  # share of the budget for each trial; the rest is for the model that is kept
+LEVEL = 1.05  # errors within this factor are called level
+SHAPES = ("in_channels", "out_channels", "resolution")
+NAMES = ("T1", "T1Plus", "FNO", "UNet")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What was measured: one row per model, best first, and what to use."""
+
+    rows: list[dict[str, Any]]
+    advice: str
+    runs: list[Run]
+
+
+def compare(
+    fields: Fields,
+    budget: float = 120.0,
+    *,
+    models: Sequence[str] = NAMES,
+    output: str | Path = "compare",
+    validation: Fields | None = None,
+    test: Fields | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Train each model for `budget` seconds on the same samples, and say which to use and why.
+
+    Of every model two learning rates are tried for a tenth of the budget each; the one with the lower validation error
+    is trained anew for the rest. Errors are those on the test samples, which nothing was chosen by. Without
+    `validation` and `test` a tenth of the samples each are held out. `settings` are those of `Training`, the same for
+    all.
+    """
+    if not budget > 0:
+        raise ValueError(f"budget is the seconds that each model may train; got {budget}")
+    if validation is None or test is None:
+        if len(fields) < 10:
+            raise ValueError(f"a comparison holds out a tenth twice, so it needs 10 samples or more; got {len(fields)}")
+        held = len(fields) // 10
+        fields, validation, test = fields.split(len(fields) - 2 * held, held, held)
+    folder = Path(output)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows, runs = [], []
+    for name in models:
+        trials = {}
+        for rate in RATES:
+            run = _run(
+                name, fields, validation, folder / f"{name}-trial-{rate:g}", TRIAL * budget, rate, settings, progress
+            )
+            trials[rate] = run.description["best"][0]["validation"]
+            shutil.rmtree(folder / f"{name}-trial-{rate:g}")
+        rate = min(trials, key=lambda one: trials[one])
+        rest = (1 - TRIAL * len(RATES)) * budget
+        run = _run(name, fields, validation, folder / name, rest, rate, settings, progress)
+        evaluation = full_evaluation(run.models, test, progress=progress)
+        save_evaluation(folder / name, evaluation)
+        runs.append(run)
+        rows.append(_row(name, rate, trials, run, evaluation.numbers))
+    rows.sort(key=lambda row: row["relative_l2"] if row["relative_l2"] is not None else torch.inf)
+    return Comparison(rows, _advice(rows), runs)
+
+
+def _run(
+    name: str,
+    fields: Fields,
+    validation: Fields,
+    folder: Path,
+    seconds: float,
+    rate: float,
+    settings: dict[str, Any],
+    progress: bool,
+) -> Run:
+    chosen = settings_from({**settings, "seconds": seconds, "learning_rate": rate})
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(chosen.seed)
+        model, _ = choose_model(fields, name, chosen.history)
+    options = {k: v for k, v in dataclasses.asdict(chosen).items() if v is not None}
+    return train(model, fields, validation, output=folder, again=folder.exists(), progress=progress, **options)
+
+
+def _row(name: str, rate: float, trials: dict[float, float], run: Run, numbers: dict[str, Any]) -> dict[str, Any]:
+    model: Operator = run.model
+    return {
+        "model": name,
+        "relative_l2": numbers["relative_l2"],
+        "relative_l2_std": numbers["relative_l2_std"],
+        "J": numbers["kspace"]["J"],
+        "R_o": numbers["kspace"]["R_o"],
+        "validation": run.description["best"][0]["validation"],
+        "learning_rate": rate,
+        "trials": {f"{key:g}": value for key, value in trials.items()},
+        "parameters": run.description["model"]["parameters"],
+        "steps": run.history[-1]["step"],
+        "ms_per_step": 1e3 * run.description["seconds_per_step"],
+        "space": run.description["space"],
+        "config": {
+            k: repr(v) for k, v in model.config.items() if k not in ("in_channels", "out_channels", "resolution")
+        },
+    }
+
+
+def _advice(rows: list[dict[str, Any]]) -> str:
+    best, *others = rows
+    if not others:
+        return f"{best['model']} is the only one measured: relative L2 {best['relative_l2']:.4f}."
+    level = [row for row in others if row["relative_l2"] <= LEVEL * best["relative_l2"]]
+    second = others[0]
+    if level:
+        names = " and ".join(row["model"] for row in level)
+        fastest = min([best, *level], key=lambda row: row["ms_per_step"])
+        return (
+            f"Use {fastest['model']}: {best['model']} ({best['relative_l2']:.4f}) and {names} are level within "
+            f"{100 * (LEVEL - 1):.0f}% on the test samples, and {fastest['model']} has the fastest step, "
+            f"{fastest['ms_per_step']:.1f} ms."
+        )
+    return (
+        f"Use {best['model']}: its error on the test samples is {best['relative_l2']:.4f}, that of the next, "
+        f"{second['model']}, {second['relative_l2']:.4f}, after the same seconds of training "
+        f"({best['steps']} steps against {second['steps']})."
+    )

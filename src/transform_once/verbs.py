@@ -1,0 +1,415 @@
+"""The verbs of the command `t1`: typed functions; options, help and YAML come from their signatures."""
+
+import dataclasses
+import hashlib
+import json as json_module
+from pathlib import Path
+from typing import Any, Literal
+
+from transform_once.config import Data, Model
+from transform_once.training.settings import Training
+
+
+def train(
+    data: Data,
+    model: Model = Model(),  # noqa: B008  frozen
+    train: Training = Training(),  # noqa: B008
+    output: Path | None = None,
+    init_from: Path | None = None,
+    again: bool = False,
+    log: list[Literal["tensorboard", "wandb"]] | None = None,
+    device: str = "auto",
+) -> None:
+    """Train a model on your data; what is not given is chosen for the data by stated rules.
+
+    Args:
+        data: The data.
+        model: The model.
+        train: The training.
+        output: The run folder, where an interrupted run continues; by default runs/<data>-<model>-<hash of options>.
+        init_from: A run folder or weights file to start from instead of new weights; its model is taken.
+        again: Whether to train again what is finished.
+        log: Loggers besides history.csv.
+        device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
+    """
+    from rich.console import Console
+
+    from transform_once.evaluation.evaluate import full_evaluation, save_evaluation
+    from transform_once.processes import world
+    from transform_once.training.run import load_models
+    from transform_once.training.train import train as run_training
+
+    settings = train if device == "auto" else dataclasses.replace(train, device=device)
+    with world(settings.device) as place:
+        console = Console(quiet=not place.leads, highlight=False)
+        to_train, held, test = data.parts()
+        if init_from is not None:
+            operator, chosen = load_models(init_from)[0], [f"model and weights of {init_from}"]
+        else:
+            operator, chosen = model.build(to_train, settings.history, settings.seed)
+        for sentence in chosen:
+            console.print(sentence, markup=False)
+        config = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}
+        config |= {"init_from": None if init_from is None else str(init_from)}  # type: ignore[dict-item]
+        folder = output or _default_folder(data.path, model.name, config)
+        run = run_training(operator, to_train, held, output=folder, again=again, log=log or (), **settings.to_dict())
+        if not run.finished:
+            console.print(f"Stopped; the same command continues: {folder}", markup=False)
+            raise SystemExit(130)
+        judged = test if test is not None else held
+        if place.leads:
+            _write_config(folder, config)
+        if judged is None:
+            console.print("No samples were held out, so there is nothing to test on: give data.test.", markup=False)
+            return
+        evaluation = full_evaluation(run.models, judged, device=place.device)
+        evaluation.numbers["on"] = "test" if test is not None else "validation"
+        if place.leads:
+            save_evaluation(folder, evaluation)
+            _show(console, evaluation.numbers)
+            _report([folder], folder / "report.html", console)
+
+
+def evaluate(
+    run: Path,
+    data: Data | None = None,
+    steps: int | None = None,
+    weights: Literal["best", "last"] = "best",
+    json: bool = False,
+    device: str = "auto",
+) -> None:
+    """Measure a trained model, or an ensemble, on data of any resolution.
+
+    Args:
+        run: A run folder, or a weights file.
+        data: The data; by default the test samples that the run was given.
+        steps: How far to roll out; by default as far as the data go.
+        weights: Those with the lowest validation error, or the last.
+        json: Whether to print one JSON object instead of a table.
+        device: auto, cpu, cuda, cuda:1 or mps.
+    """
+    from rich.console import Console
+
+    from transform_once.evaluation.evaluate import full_evaluation, save_evaluation
+    from transform_once.processes import world
+    from transform_once.training.run import load_models
+
+    models = load_models(run, "last" if weights == "last" else "model")
+    own = data is None
+    data = data or _own_data(run)
+    fields = data.parts()[2] if data.test else data.read()
+    assert fields is not None  # told to the type checker
+    with world(device) as place:
+        for model in models:
+            model.to(place.device)
+        evaluation = full_evaluation(models, fields, steps=steps, progress=not json)
+        if not place.leads:
+            return
+        evaluation.numbers["on"] = "test" if own else str(data.path)
+        if own and weights == "best" and run.is_dir():
+            save_evaluation(run, evaluation)
+        if json:
+            print(json_module.dumps(evaluation.numbers))
+        else:
+            _show(Console(highlight=False), evaluation.numbers)
+
+
+def predict(
+    run: Path,
+    input: Path | None = None,  # noqa: A002
+    output: Path | None = None,
+    size: list[int] | None = None,
+    device: str = "auto",
+) -> None:
+    """Apply a trained model to fields; of an ensemble the mean, and the spread of its members beside it.
+
+    Args:
+        run: A run folder, or a weights file.
+        input: A .npy array (samples, channels, *grid), without the channel axis where there is one channel; or any file
+            that `t1 import` reads, of which the inputs are taken.
+        output: The .npy file to write; the spread of an ensemble goes to <output>.spread.npy.
+        size: Grid points of the output along each axis, for models that transform once; by default the input's.
+        device: auto, cpu, cuda, cuda:1 or mps.
+    """
+    import numpy as np
+
+    from transform_once.data.formats import read
+    from transform_once.evaluation.evaluate import predict as apply
+    from transform_once.files import atomic_path
+    from transform_once.processes import choose_device
+    from transform_once.training.run import load_models
+
+    if input is None or output is None:
+        raise ValueError("predict needs fields to read and a file to write: give --input a.npy --output b.npy")
+    models = load_models(run)
+    if input.suffix == ".npy":
+        x: Any = np.load(input, allow_pickle=False)
+    else:
+        x = read(input).input
+    bare = x.ndim == models[0].ndim + 1
+    found = apply(models, x, device=choose_device(device), size=size)
+    mean, spread = found if isinstance(found, tuple) else (found, None)
+    for path, values in ((output, mean), (output.with_suffix(".spread.npy"), spread)):
+        if values is None:
+            continue
+        array = values.squeeze(1).numpy() if bare and models[0].out_channels == 1 else values.numpy()
+        with atomic_path(path) as temporary, temporary.open("wb") as file:
+            np.save(file, array)
+        print(f"{path}: {tuple(array.shape)}")
+
+
+def rollout(
+    run: Path,
+    data: Data,
+    output: Path | None = None,
+    steps: int = 10,
+    frames: list[int] | None = None,
+    json: bool = False,
+    device: str = "auto",
+) -> None:
+    """Let a model that was trained on trajectories run ahead from the first frames of others.
+
+    Args:
+        run: A run folder, or a weights file.
+        data: Trajectories, of which the first frames that the model needs are taken; further ones are the truth.
+        output: A file of fields (.h5) for the predicted frames; nothing is written by default.
+        steps: How many frames to predict.
+        frames: Which of these to keep, counted from 1; by default all.
+        json: Whether to print the errors against the truth as one JSON object.
+        device: auto, cpu, cuda, cuda:1 or mps.
+    """
+    import torch
+    from rich.console import Console
+
+    from transform_once.data.fields import Fields
+    from transform_once.evaluation.evaluate import evaluate as measure
+    from transform_once.evaluation.rollout import dynamics_of
+    from transform_once.evaluation.rollout import rollout as run_ahead
+    from transform_once.processes import choose_device
+    from transform_once.training.run import load_models
+
+    models = [model.to(choose_device(device)).eval() for model in load_models(run)]
+    fields = data.read()
+    if fields.kind != "trajectories":
+        raise ValueError(f"a rollout starts from trajectories; {data.path} holds pairs")
+    first = dynamics_of(models[0]).frames
+    if output is not None:
+        wanted = frames or list(range(1, steps + 1))
+        start, interval = fields.metadata.times[first - 1], fields.metadata.dt
+        made = []
+        with torch.no_grad():
+            for batch in fields.select(frames=slice(0, first)).batches(4):
+                x = batch.trajectory.to(next(models[0].parameters()).device)
+                made.append(torch.stack([run_ahead(m, x, steps, frames=wanted).cpu() for m in models]).mean(0))
+        facts = dataclasses.replace(fields.metadata, times=tuple(start + interval * step for step in wanted))
+        Fields(trajectory=torch.cat(made), metadata=facts).save(output)
+        if not json:
+            print(f"{output}: {len(fields)} trajectories of frames {', '.join(map(str, wanted))}")
+    if fields.frames >= first + steps:
+        numbers = measure(models, fields, steps=steps, progress=not json)
+        if json:
+            print(json_module.dumps(numbers))
+        else:
+            _show(Console(highlight=False), numbers)
+
+
+def compare(
+    data: Data,
+    budget: float = 120.0,
+    models: list[Literal["T1", "T1Plus", "FNO", "FFNO", "UNet"]] | None = None,
+    train: Training = Training(),  # noqa: B008
+    output: Path = Path("compare"),
+    device: str = "auto",
+) -> None:
+    """Train several models on your data for the same seconds each, and say which to use and why.
+
+    Args:
+        data: The data; without numbers of samples a tenth each is held out to choose by and to test on.
+        budget: Seconds of training for each model, two short trials of its learning rate included.
+        models: Which; by default T1, T1Plus, FNO and UNet.
+        train: The training, the same for all; its learning rate and seconds are set here.
+        output: Folder for the runs and the page.
+        device: auto, cpu, cuda, cuda:1 or mps.
+    """
+    from rich.console import Console
+
+    from transform_once.training.compare import NAMES
+    from transform_once.training.compare import compare as run_comparison
+
+    console = Console(highlight=False)
+    settings = train if device == "auto" else dataclasses.replace(train, device=device)
+    if data.test:
+        fields, validation, test = data.parts()
+    else:
+        fields, validation, test = data.read(), None, None
+    names = tuple(models or (NAMES if fields.ndim > 1 else ("T1", "FNO")))
+    console.print(f"{', '.join(names)}: {budget:g} s of training each", markup=False)
+    given = {k: v for k, v in settings.to_dict().items() if k not in ("learning_rate", "seconds")}
+    found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)
+    _table(
+        console,
+        found.rows,
+        {
+            "model": "{}",
+            "relative_l2": "{:.4f}",
+            "J": "{:.4f}",
+            "R_o": "{:.4f}",
+            "learning_rate": "{:g}",
+            "parameters": "{:,}",
+            "steps": "{}",
+            "ms_per_step": "{:.1f}",
+        },
+    )
+    console.print(found.advice, markup=False)
+    from transform_once.files import atomic_path
+
+    with atomic_path(output / "comparison.json") as temporary:
+        temporary.write_text(json_module.dumps({"rows": found.rows, "advice": found.advice}, indent=1) + "\n")
+    _report([run.folder for run in found.runs if run.folder], output / "report.html", console)
+
+
+def import_(
+    source: Path,
+    output: Path,
+    input_key: str | None = None,
+    target_key: str | None = None,
+    trajectory_key: str | None = None,
+    mask_key: str | None = None,
+    axes: str | None = None,
+    format: str | None = None,  # noqa: A002
+    channels: list[str | int] | None = None,
+    times: tuple[float, float] | None = None,
+    input_time: float | None = None,
+    target_time: float | None = None,
+    frame_stride: int = 1,
+    stride: int = 1,
+    resize: tuple[int, int] | None = None,
+    camera: int = 2,
+    split: str | None = None,
+    colour: bool = False,
+    missing: float | None = None,
+    grid: str | None = None,
+    periodic: bool | None = None,
+) -> None:
+    """Turn a file or folder of fields in any known format into a file of our own.
+
+    Args:
+        source: .npz, .npy, .pt, .mat, .h5 (also PDEBench and The Well), .nc, .zarr, .mp4, or a folder of airfoils or of
+            ScalarFlow recordings.
+        output: The file of fields to write (.h5); an import that was killed continues.
+        input_key: Name of the input array in the source; several, joined by commas, become channels.
+        target_key: Name of the target array.
+        trajectory_key: Name of the trajectory array.
+        mask_key: Name of an array whose nonzero points leave the loss.
+        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
+        format: The format, where the content does not tell it.
+        channels: Names or numbers of the channels to keep.
+        times: First and last time to keep.
+        input_time: Make pairs: the time of the input.
+        target_time: Make pairs: the time of the target.
+        frame_stride: Keep every such frame.
+        stride: Keep every such grid point.
+        resize: Rows and columns to resize images to.
+        camera: Which camera of a ScalarFlow recording.
+        split: train, validation or test, where the published data set defines them.
+        colour: Read a video in colour instead of grey.
+        missing: The value that marks missing points, such as nan.
+        grid: cell or node, where the source does not tell.
+        periodic: Whether the fields are periodic, where the source does not tell.
+    """
+    options = {
+        name: value for name, value in locals().items() if name not in ("source", "output") and value is not None
+    }
+    from transform_once.data.formats import convert
+
+    for key in ("input_key", "target_key", "trajectory_key"):
+        if key in options:
+            options[key] = options[key].split(",")
+    print(convert(source, output, **options))
+
+
+def export(model: Path, output: Path) -> None:
+    """Write a saved model as ONNX, for any batch size, to run without PyTorch.
+
+    Args:
+        model: A `.safetensors` file written by `save`.
+        output: The `.onnx` file to write.
+    """
+    from transform_once.models.export import export as export_model
+    from transform_once.models.operator import load
+
+    path = export_model(load(model), output)
+    print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def _plain(config: Any) -> dict[str, Any]:
+    """A configuration as JSON and YAML have it."""
+    return dict(json_module.loads(json_module.dumps(dataclasses.asdict(config), default=str)))
+
+
+def _default_folder(data: Path, name: str, config: dict[str, Any]) -> Path:
+    free = ("device", "capture", "sharding")
+    settings = {key: value for key, value in config["train"].items() if key not in free}
+    text = json_module.dumps({**config, "train": settings}, sort_keys=True)
+    return Path("runs") / f"{data.stem}-{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def _write_config(folder: Path, config: dict[str, Any]) -> None:
+    import yaml
+
+    from transform_once.files import atomic_path
+
+    known = {key: value for key, value in config.items() if value is not None}
+    with atomic_path(folder / "config.yaml") as temporary:
+        temporary.write_text(yaml.safe_dump(known, sort_keys=False))
+
+
+def _own_data(run: Path) -> Data:
+    """The data of a run, of which the test samples are meant."""
+    import yaml
+
+    path = run / "config.yaml"
+    if not path.exists():
+        raise ValueError(f"{run} does not say which data it was trained on: give --data")
+    stored = dict(yaml.safe_load(path.read_text())["data"])
+    if not stored.get("test"):
+        raise ValueError(f"{run} was given no test samples: give --data")
+    stored["path"] = Path(stored["path"])
+    return Data(**stored)
+
+
+def _show(console: Any, numbers: dict[str, Any]) -> None:
+    """The metrics as a table: all channels, then each, and the split in k-space."""
+    names = ("relative_l2", "mse", "mae", "psnr", "smape")
+    rows = [{"channel": "all", **numbers}]
+    if len(numbers["per_channel"]) > 1:
+        rows += [{"channel": channel, **values} for channel, values in numbers["per_channel"].items()]
+    _table(console, rows, {"channel": "{}", **dict.fromkeys(names, "{:.4g}")})
+    split = numbers["kspace"]
+    if split["J"] is not None:
+        console.print(
+            f"relative L2² = J² + R_o²: {split['J']:.4g} in the kept modes, {split['R_o']:.4g} outside "
+            f"({numbers['samples']} samples, {split['transform']})"
+        )
+    if "calibration" in numbers:
+        found = numbers["calibration"]
+        console.print(
+            f"{len(numbers['members'])} members; spread / error {found['spread_to_error']:.2f} (1 is right), within "
+            f"two spreads {100 * found['coverage_2sigma']:.0f}% of the points "
+            f"({100 * found['coverage_expected']:.0f}% is right)"
+        )
+
+
+def _table(console: Any, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
+    from rich.table import Table
+
+    table = Table(*columns)
+    for row in rows:
+        table.add_row(*(form.format(row[name]) if row[name] is not None else "–" for name, form in columns.items()))
+    console.print(table)
+
+
+def _report(runs: list[Path], output: Path, console: Any) -> None:
+    from transform_once.reports.page import report
+
+    console.print(f"Page: {report(runs, output)}", markup=False)

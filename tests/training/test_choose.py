@@ -1,0 +1,71 @@
+import pytest
+import torch
+
+import transform_once as t1
+from transform_once.training.choose import choose_model
+
+
+def smooth(size, seed=0, power=3.0):
+    """Fields that do not repeat at their borders, with modes that decay as a power."""
+    generator = torch.Generator().manual_seed(seed)
+    X = torch.randn(12, 1, *size, generator=generator)
+    for axis, n in enumerate(size):
+        shape = [1] * (2 + len(size))
+        shape[2 + axis] = n
+        X = X * (1 + torch.arange(n).float()).pow(-power).reshape(shape)
+    return t1.idct(X, len(size), size)
+
+
+@pytest.mark.parametrize("size", [(64,), (32, 24), (12, 10, 8)], ids=str)
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO", "UNet"])
+def test_a_model_is_chosen_for_any_fields(size, name):
+    if len(size) == 1 and name == "T1Plus":
+        pytest.skip("T1+ is for two and three dimensions")
+    y = smooth(size)
+    model, said = choose_model(t1.Fields(input=y, target=y), name)
+    assert model(y).shape == y.shape
+    assert said
+    if name == "T1":
+        modes = model.config["modes"]
+        assert model.config["transform"] == "dct"
+        assert t1.irreducible_loss(y - y.mean((2,) if len(size) == 1 else (2, 3), keepdim=True), modes) < 0.05
+        assert min(modes if isinstance(modes, tuple) else (modes,)) >= 8
+
+
+def test_periodic_fields_get_the_fourier_basis(flow):
+    model, said = choose_model(flow, "T1")
+    assert model.transform.name == "fourier"
+    assert any("fourier" in sentence for sentence in said)
+
+
+def test_many_modes_make_a_narrow_model():
+    y = torch.randn(4, 1, 48, 48)
+    model, said = choose_model(t1.Fields(input=y, target=y), "T1")
+    count = sum(p.numel() for p in model.parameters())
+    assert model.config["modes"] == 48
+    assert model.config["width"] < 48
+    assert 5e6 < count < 25e6
+    assert any("million parameters" in sentence for sentence in said)
+
+
+def test_what_is_given_is_not_chosen(flow):
+    model, _ = choose_model(
+        flow, "T1", given={"modes": 5, "transform": "dct", "width": 8, "depth": 1, "init": "xavier"}
+    )
+    wanted = {"modes": 5, "transform": "dct", "width": 8, "depth": 1, "init": "xavier"}
+    assert {key: model.config[key] for key in wanted} == wanted
+    some, _ = choose_model(flow, "T1", given={"top_modes": 20, "width": 4, "depth": 1})
+    assert len(some.config["modes"]) == 20
+    assert torch.equal(some.config["modes"].indices, t1.TopM(20).fit(flow.target).indices)
+
+
+def test_history_becomes_channels(film):
+    model, _ = choose_model(film, "T1", history=2)
+    assert (model.in_channels, model.out_channels) == (3, 1)
+
+
+def test_bad_names_are_one_sentence(flow):
+    with pytest.raises(ValueError, match="the model's name must be one of 'T1'"):
+        choose_model(flow, "T2")
+    with pytest.raises(ValueError, match="top_modes chooses the modes of a T1"):
+        choose_model(flow, "FNO", given={"top_modes": 5})
