@@ -51,7 +51,7 @@ def folder(tmp_path_factory):
     return place
 
 
-SMALL = ("--model.modes", 5, "--model.width", 6, "--model.depth", 1, "--train.batch_size", 8, "--device", "cpu")
+SMALL = ("--modes", 5, "--model.width", 6, "--depth", 1, "--batch-size", 8, "--device", "cpu")
 
 
 def test_help_names_every_verb_and_answers_fast():
@@ -124,7 +124,7 @@ def test_the_whole_way_of_a_users_data(t1_command, folder, tmp_path):
 
 def test_an_ensemble_predicts_with_an_error_bar(t1_command, folder, tmp_path):
     words = ("train", "--data", folder / "my.npz", "--data.test", 4, *SMALL, "--train.epochs", 2)
-    code, shown, errors = t1_command(*words, "--train.ensemble", 3, "--output", tmp_path / "run")
+    code, shown, errors = t1_command(*words, "--ensemble", 3, "--output", tmp_path / "run")
     assert code == 0, errors
     assert "3 members; spread / error" in shown
     numbers = json.loads(t1_command("evaluate", tmp_path / "run", "--json")[1])

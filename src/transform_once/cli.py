@@ -1,12 +1,15 @@
 """The command `t1`: finds the verb, reads its options as jsonargparse makes them of its signature, and runs it."""
 
+import dataclasses
+import inspect
 import json
 import os
 import re
 import sys
 import warnings
+from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args, get_type_hints
 
 # Verb: (module, function, what it does). A module is loaded only for its own verb, so that asking for help is fast.
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -52,7 +55,8 @@ def _overview() -> str:
     lines = "\n".join(f"  {verb:<9} {does}" for verb, (_, _, does) in VERBS.items())
     return (
         "usage: t1 VERB [options]\n\nFast surrogates of physical systems, learned in the frequency domain.\n\n"
-        f"{lines}\n\n`t1 VERB --help` shows every option with its default."
+        f"{lines}\n\n`t1 VERB --help` shows every option with its default; "
+        "an option of a group may go without it: --epochs 10 for --train.epochs 10."
     )
 
 
@@ -90,31 +94,44 @@ def _run(verb: str, words: list[str]) -> None:
     components: Any = (
         getattr(home, function) if function else {name: getattr(home, name.replace("-", "_")) for name in SOLVERS}
     )
-    words = _spelled(verb, words)
+    if verb == "report":  # several folders before the options are one list
+        count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
+        words = [json.dumps(words[:count]), *words[count:]] if count else words
+    words = _spelled(words, {} if isinstance(components, dict) else _full_names(components))
     for number, word in enumerate(words[:-1]):
         if word == "--config":
             words[number + 1] = find_config(words[number + 1])
     auto_cli(components, args=words, prog=f"t1 {verb}", parser_class=Parser)
 
 
-def _spelled(verb: str, arguments: list[str]) -> list[str]:
+def _full_names(verb: Callable[..., None]) -> dict[str, str]:
+    """Options that belong to a group, by their short name: `--epochs` is `--train.epochs`, `--data` the data's path."""
+    parameters, hints = inspect.signature(verb).parameters, get_type_hints(verb)
+    names: dict[str, str] = {}
+    for group in parameters:
+        for kind in (hints[group], *get_args(hints[group])):
+            for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
+                full = f"{group}.{field.name}"
+                names |= {field.name: "" if field.name in names else full}
+                names |= {group: full} if field.name == "path" else {}
+    return {name: full for name, full in names.items() if full and (name not in parameters or full == f"{name}.path")}
+
+
+def _spelled(arguments: list[str], full_names: dict[str, str]) -> list[str]:
     """Arguments as the parser wants them.
 
-    `--target-time` with an underscore, `1062 600` after an option as a list, `--json` alone as true, and `--data FILE`
-    as the path of the data where these have options of their own; the folders of a report as one list.
+    `--target-time` with an underscore and the name of its group, `1062 600` after an option as a list, `--json` alone
+    as true.
     """
-    if verb == "report":  # several folders before the options
-        count = next((n for n, word in enumerate(arguments) if word.startswith("-")), len(arguments))
-        arguments = [json.dumps(arguments[:count]), *arguments[count:]] if count else arguments
     spelled: list[str] = []
     for number, argument in enumerate(arguments):
         if argument.startswith("--"):
-            name, equals, value = argument.partition("=")
-            name = "--" + name[2:].replace("-", "_")
-            name = "--data.path" if name == "--data" and verb in ("train", "compare", "evaluate", "rollout") else name
+            name, equals, value = argument[2:].partition("=")
+            name = name.replace("-", "_")
+            name = full_names.get(name, name)
             alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
-            bare = alone and not equals and name not in ("--help", "--print_config")
-            spelled.append(name + equals + value + ("=true" if bare else ""))
+            bare = alone and not equals and name not in ("help", "print_config")
+            spelled.append(f"--{name}{equals}{value}" + ("=true" if bare else ""))
         elif _is_number(argument) and len(spelled) > 1 and spelled[-2].startswith("--") and _is_number(spelled[-1]):
             spelled[-1] = f"[{spelled[-1].strip('[]')},{argument}]"
         else:

@@ -107,7 +107,7 @@ class Model:
         modes: Kept modes, a number or one per axis; for FNO and FFNO wave numbers on both sides.
         top_modes: Keep so many modes of largest energy instead, one set for all samples; T1 only.
         width: Channels inside; of a UNet and of T1Plus the first.
-        depth: Layers.
+        depth: Number of layers.
         transform: dct, fourier or dft.
         init: vp, xavier or kaiming.
         activation: gelu or sine.

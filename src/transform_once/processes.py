@@ -78,7 +78,7 @@ class World:
             if self.leads:
                 result = [call()]
         if self.size > 1:
-            dist.broadcast_object_list(result)
+            dist.broadcast_object_list(result, 0)
         return result[0]
 
     def part(self, count: int) -> slice:
