@@ -162,7 +162,7 @@ def test_fine_tuning_starts_from_a_run(t1_command, folder, tmp_path):
 
 
 def test_compare_says_which_to_use(t1_command, folder, tmp_path):
-    words = ("compare", "--data", folder / "my.npz", "--budget", 0.5, "--models", '["T1","FNO"]', "--device", "cpu")
+    words = ("compare", "--data", folder / "my.npz", "--budget", 0.5, "--models", "T1,FNO", "--device", "cpu")
     code, shown, errors = t1_command(*words, "--output", tmp_path / "out")
     assert code == 0, errors
     assert "Use " in shown

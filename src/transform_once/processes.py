@@ -166,6 +166,8 @@ def world(device_name: str) -> Iterator[World]:
         torch.cuda.set_device(device)
     try:
         yield joined(device)
+        if joins:
+            dist.barrier()  # one that leaves earlier can take the others down
     finally:
         if joins:
             dist.destroy_process_group()

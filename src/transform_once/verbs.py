@@ -17,7 +17,7 @@ def train(
     output: Path | None = None,
     init_from: Path | None = None,
     again: bool = False,
-    log: list[Literal["tensorboard", "wandb"]] | None = None,
+    log: str = "",
     device: str = "auto",
 ) -> None:
     """Train a model on your data; what is not given is chosen for the data by stated rules.
@@ -29,7 +29,7 @@ def train(
         output: The run folder, where an interrupted run continues; by default runs/<data>-<model>-<hash of options>.
         init_from: A run folder or weights file to start from instead of new weights; its model is taken.
         again: Whether to train again what is finished.
-        log: Loggers besides history.csv.
+        log: Loggers besides history.csv: tensorboard, wandb, or both joined by a comma.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
     """
     from rich.console import Console
@@ -52,7 +52,7 @@ def train(
         config = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}
         config |= {"init_from": None if init_from is None else str(init_from)}  # type: ignore[dict-item]
         folder = output or _default_folder(data.path, model.name, config)
-        run = run_training(operator, to_train, held, output=folder, again=again, log=log or (), **settings.to_dict())
+        run = run_training(operator, to_train, held, output=folder, again=again, log=_names(log), **settings.to_dict())
         if not run.finished:
             console.print(f"Stopped; the same command continues: {folder}", markup=False)
             raise SystemExit(130)
@@ -216,7 +216,7 @@ def rollout(
 def compare(
     data: Data,
     budget: float = 120.0,
-    models: list[Literal["T1", "T1Plus", "FNO", "FFNO", "UNet"]] | None = None,
+    models: str = "",
     train: Training = Training(),  # noqa: B008
     output: Path = Path("compare"),
     device: str = "auto",
@@ -226,7 +226,7 @@ def compare(
     Args:
         data: The data; without numbers of samples a tenth each is held out to choose by and to test on.
         budget: Seconds of training for each model, two short trials of its learning rate included.
-        models: Which; by default T1, T1Plus, FNO and UNet.
+        models: Which, joined by commas, such as T1,FNO; by default T1,T1Plus,FNO,UNet.
         train: The training, the same for all; its learning rate and seconds are set here.
         output: Folder for the runs and the page.
         device: auto, cpu, cuda, cuda:1 or mps.
@@ -242,7 +242,7 @@ def compare(
         fields, validation, test = data.parts()
     else:
         fields, validation, test = data.read(), None, None
-    names = tuple(models or (NAMES if fields.ndim > 1 else ("T1", "FNO")))
+    names = _names(models) or (NAMES if fields.ndim > 1 else ("T1", "FNO"))
     console.print(f"{', '.join(names)}: {budget:g} s of training each", markup=False)
     given = {k: v for k, v in settings.to_dict().items() if k not in ("learning_rate", "seconds")}
     found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)
@@ -340,6 +340,11 @@ def export(model: Path, output: Path) -> None:
 
     path = export_model(load(model), output)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def _names(text: str) -> tuple[str, ...]:
+    """Names joined by commas."""
+    return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
 def _plain(config: Any) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 import torch
@@ -250,6 +251,30 @@ def test_the_progress_is_told_in_lines_where_there_is_no_terminal(flow, capsys):
     assert "s left" in told
     assert "finished after 20 epochs" in told
     assert 8 < told.count("\n") < 15
+
+
+def test_loggers_are_told_every_epoch(flow, tmp_path, monkeypatch):
+    """With stand-ins of the same calls: the packages themselves are an extra."""
+    told = []
+    board = types.SimpleNamespace(
+        SummaryWriter=lambda folder: types.SimpleNamespace(
+            add_scalar=lambda name, value, epoch: told.append((name, value, epoch)), flush=lambda: None
+        )
+    )
+    wandb = types.SimpleNamespace(init=lambda **_: types.SimpleNamespace(log=lambda v, step: told.append((v, step))))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", board)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    run = quiet(t1_model(), flow[:24], flow[24:], output=tmp_path / "run", log=["tensorboard", "wandb"], epochs=2)
+    for row in run.history:
+        assert ("loss", row["loss"], row["epoch"]) in told
+        assert ("validation", row["validation"], row["epoch"]) in told
+        assert any(step == row["epoch"] and v["loss"] == row["loss"] for v, step in (t for t in told if len(t) == 2))
+
+
+def test_a_missing_logger_is_named_with_its_extra(flow, tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    with pytest.raises(ImportError, match=r"wandb is not installed: pip install 'transform-once\[logging\]'"):
+        quiet(t1_model(), flow[:24], output=tmp_path / "run", log=["wandb"])
 
 
 def test_data_larger_than_memory_are_streamed(flow, film, tmp_path, monkeypatch):

@@ -2,6 +2,7 @@
 
 from torch import Tensor, nn
 
+from transform_once.models.operator import Operator
 from transform_once.processes import World
 
 
@@ -35,3 +36,12 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     if isinstance(tensor, DTensor):
         values = distribute_tensor(values.to(tensor.device), tensor.device_mesh, tensor.placements)
     tensor.copy_(values)
+
+
+def remade(model: Operator) -> Operator:
+    """A model of the same configuration, units and way of stepping in time, whole, with new weights."""
+    made = type(model)(**model.config)
+    made.dynamics = model.dynamics
+    if model.input_shift is not None:
+        made.set_normalization(model.input_shift, model.input_scale, model.output_shift, model.output_scale)  # type: ignore[arg-type]
+    return made.to(next(model.buffers()).device)

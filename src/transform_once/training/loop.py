@@ -15,6 +15,7 @@ from transform_once.models.operator import Operator, load
 from transform_once.processes import World
 from transform_once.training import run as folders
 from transform_once.training.batches import Source
+from transform_once.training.distributed import remade, whole
 from transform_once.training.member import Member
 from transform_once.training.optimizers import rate
 from transform_once.training.plan import Plan
@@ -32,7 +33,7 @@ class Trainer:
 
     def __init__(
         self,
-        models: Sequence[Operator],
+        models: list[Operator],
         plan: Plan,
         source: Source,
         description: dict[str, Any],
@@ -259,13 +260,16 @@ class Trainer:
             member.restore({n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)})
 
     def _load_best(self) -> None:
+        """The best weights, into models that are whole again."""
+        self.place.wait()  # one process has written them
+        cut_up = self.place.size > 1 and self.settings.sharding == "fsdp"
         for number, model in enumerate(self.models):
-            weights = self.kept[number]
-            if self.folder is not None and self.place.size == 1:
-                best = folders.weights_path(self.folder, "model", number, len(self.models))
-                weights = load(best).state_dict()
-            if weights:
-                model.load_state_dict(weights)
+            weights = {name: whole(tensor) for name, tensor in self.kept[number].items()}
+            if self.folder is not None:
+                weights = load(folders.weights_path(self.folder, "model", number, len(self.models))).state_dict()
+            if cut_up:
+                model = self.models[number] = remade(model)
+            model.load_state_dict(weights)
 
 
 @contextlib.contextmanager
