@@ -142,7 +142,7 @@ def test_rollouts_from_the_command_line(t1_command, folder, tmp_path):
     code, _, errors = t1_command(*words, "--train.history", 1, "--train.order", 2, "--output", tmp_path / "run")
     assert code == 0, errors
     told = ("rollout", tmp_path / "run", "--data", folder / "film.npz", "--steps", 5)
-    code, shown, errors = t1_command(*told, "--frames", "[1,5]", "--output", tmp_path / "out.h5", "--json")
+    code, shown, errors = t1_command(*told, "--frames", 1, 5, "--output", tmp_path / "out.h5", "--json")
     assert code == 0, errors
     assert len(json.loads(shown)["per_step"]["relative_l2"]) == 5
     made, [model] = t1.read(tmp_path / "out.h5"), t1.load_models(tmp_path / "run")
@@ -159,6 +159,16 @@ def test_fine_tuning_starts_from_a_run(t1_command, folder, tmp_path):
     assert code == 0, errors
     first, second = (t1.load_models(tmp_path / name)[0].state_dict() for name in ("first", "second"))
     assert all(np.allclose(first[name], second[name], atol=1e-6) for name in first)
+
+
+def test_a_figure_of_the_paper_from_a_users_data(t1_command, folder, tmp_path):
+    words = ("reproduce", "truncation", "--data", folder / "my.npz", "--output", tmp_path / "figures")
+    code, _, errors = t1_command(*words)
+    assert code == 0, errors
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} >= {".png", ".csv"}
+    code, _, errors = t1_command("reproduce", "scaling", "--runs", tmp_path / "a", tmp_path / "b")
+    assert code == 2
+    assert "a" in errors
 
 
 def test_compare_says_which_to_use(t1_command, folder, tmp_path):

@@ -9,7 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable
 from importlib import import_module
-from typing import Any, NoReturn, get_args, get_type_hints
+from typing import Any, NoReturn, get_args, get_origin, get_type_hints
 
 # Verb: (module, function, what it does). A module is loaded only for its own verb, so that asking for help is fast.
 VERBS: dict[str, tuple[str, str, str]] = {
@@ -22,6 +22,7 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "predict": ("verbs", "predict", "Apply a trained model to fields."),
     "rollout": ("verbs", "rollout", "Let a trained model run ahead in time."),
     "report": ("reports.page", "report_verb", "Show runs on one page, side by side."),
+    "reproduce": ("reports.paper_figures", "reproduce_verb", "Make a figure of the paper from our own data and runs."),
     "export": ("verbs", "export", "Write a trained model as ONNX."),
     "demo": ("demo", "demo", "See all of it work, without any input, in minutes."),
 }
@@ -94,51 +95,76 @@ def _run(verb: str, words: list[str]) -> None:
     components: Any = (
         getattr(home, function) if function else {name: getattr(home, name.replace("-", "_")) for name in SOLVERS}
     )
-    if verb == "report":  # several folders before the options are one list
-        count = next((number for number, word in enumerate(words) if word.startswith("-")), len(words))
-        words = [json.dumps(words[:count]), *words[count:]] if count else words
-    words = _spelled(words, {} if isinstance(components, dict) else _full_names(components))
+    words = _spelled(words, *(({}, [], False) if isinstance(components, dict) else _named(components)))
     for number, word in enumerate(words[:-1]):
         if word == "--config":
             words[number + 1] = find_config(words[number + 1])
     auto_cli(components, args=words, prog=f"t1 {verb}", parser_class=Parser)
 
 
-def _full_names(verb: Callable[..., None]) -> dict[str, str]:
-    """Options that belong to a group, by their short name: `--epochs` is `--train.epochs`, `--data` the data's path."""
+def _named(verb: Callable[..., None]) -> tuple[dict[str, str], list[str], bool]:
+    """What is to be known of a verb's options.
+
+    The full names of those that belong to a group (`--epochs` is `--train.epochs`, `--data` the data's path), the names
+    of those that take several values, and whether the words before the options are several values.
+    """
     parameters, hints = inspect.signature(verb).parameters, get_type_hints(verb)
     names: dict[str, str] = {}
+    lists = []
     for group in parameters:
-        for kind in (hints[group], *get_args(hints[group])):
+        kinds = (hints[group], *get_args(hints[group]))
+        lists += [group] if any(get_origin(kind) is list for kind in kinds) else []
+        for kind in kinds:
             for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
                 full = f"{group}.{field.name}"
                 names |= {field.name: "" if field.name in names else full}
                 names |= {group: full} if field.name == "path" else {}
-    return {name: full for name, full in names.items() if full and (name not in parameters or full == f"{name}.path")}
+    full_names = {n: full for n, full in names.items() if full and (n not in parameters or full == f"{n}.path")}
+    return full_names, lists, next(iter(parameters)) in lists
 
 
-def _spelled(arguments: list[str], full_names: dict[str, str]) -> list[str]:
+def _spelled(arguments: list[str], full_names: dict[str, str], lists: list[str], several: bool) -> list[str]:
     """Arguments as the parser wants them.
 
-    `--target-time` with an underscore and the name of its group, `1062 600` after an option as a list, `--json` alone
-    as true.
+    `--target-time` with an underscore and the name of its group, several values as one list, `--json` alone as true.
     """
     spelled: list[str] = []
-    for number, argument in enumerate(arguments):
-        if argument.startswith("--"):
-            name, equals, value = argument[2:].partition("=")
-            name = name.replace("-", "_")
-            name = full_names.get(name, name)
-            alone = number + 1 == len(arguments) or arguments[number + 1].startswith("--")
-            bare = alone and not equals and name not in ("help", "print_config")
-            spelled.append(f"--{name}{equals}{value}" + ("=true" if bare else ""))
-        elif _is_number(argument) and len(spelled) > 1 and spelled[-2].startswith("--") and _is_number(spelled[-1]):
-            spelled[-1] = f"[{spelled[-1].strip('[]')},{argument}]"
+    rest = list(arguments)
+    if several and rest and not rest[0].startswith("-"):
+        spelled.append(json.dumps(_values(rest)))
+    while rest:
+        word = rest.pop(0)
+        if not word.startswith("--"):
+            spelled.append(word)
+            continue
+        name, equals, value = word[2:].partition("=")
+        name = name.replace("-", "_")
+        name = full_names.get(name, name)
+        values = [value] if equals else _values(rest) if name in lists else rest[:1]
+        if equals or name in ("help", "print_config"):
+            spelled.append(f"--{name}{equals}{value}")
+        elif not values or values[0].startswith("--"):
+            spelled.append(f"--{name}=true")
+        elif name in lists and not values[0].startswith("["):
+            spelled += [f"--{name}", json.dumps([_number(text) for text in values])]
+        elif all(map(_is_number, (numbers := _values(list(rest))))) and len(numbers) > 1:
+            spelled += [f"--{name}", json.dumps([_number(text) for text in _values(rest)])]
         else:
-            spelled.append(argument)
+            spelled += [f"--{name}", values[0]]
+            del rest[: 0 if name in lists else 1]
     return spelled
 
 
+def _values(rest: list[str]) -> list[str]:
+    """The words before the next option, taken from the list."""
+    count = next((number for number, word in enumerate(rest) if word.startswith("--")), len(rest))
+    taken, rest[:count] = rest[:count], []
+    return taken
+
+
+def _number(text: str) -> float | int | str:
+    return text if not _is_number(text) else float(text) if "." in text else int(text)
+
+
 def _is_number(text: str) -> bool:
-    """Whether the text is a number, or a list of numbers joined before."""
-    return all(part.replace(".", "", 1).isdigit() for part in text.strip("[]").split(","))
+    return text.replace(".", "", 1).isdigit()

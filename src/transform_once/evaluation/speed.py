@@ -139,7 +139,9 @@ def make_models(case: Case, device: torch.device) -> tuple[T1, Operator]:
     size, shape = (case.resolution,) * 2, (case.kept, case.width, case.depth)
     with device:  # drawn where they are used: large ones take seconds elsewhere
         t1 = T1(1, 1, size, *shape, transform=case.transform)
-        fno = ReleasedFNO(1, 1, size, *shape, phase_blind=False) if case.opponent == "paper" else FNO(1, 1, size, *shape)
+        fno = (
+            ReleasedFNO(1, 1, size, *shape, phase_blind=False) if case.opponent == "paper" else FNO(1, 1, size, *shape)
+        )
     return t1, fno
 
 
@@ -225,7 +227,7 @@ def _median_and_range(times: list[float]) -> tuple[float, float]:
 
 
 def needed_bytes(case: Case, task: Task) -> float:
-    """About what the FNO, the larger of the two, takes: fields of every layer for gradients, a few at a time without."""
+    """About what the FNO, the larger of the two, takes: for gradients the fields of every layer, else a few."""
     channels = 4 * case.width + 3 * HEAD_WIDTH
     if task.training:
         channels = 5 * case.depth * case.width + 4 * HEAD_WIDTH

@@ -52,21 +52,23 @@ def read_fields(path: Path, options: dict[str, Any]) -> Fields:
     return read(path, **given)
 
 
-def smoke_fields(device: torch.device) -> Fields:
-    """Eight frames of one plume of the embedded solver, 256 × 144."""
+def smoke_fields(device: torch.device, resolution: tuple[int, int] = (256, 144)) -> Fields:
+    """Eight frames of one plume of the embedded solver."""
     from transform_once.solvers.smoke import SmokeSettings, simulate
 
-    settings = SmokeSettings(resolution=(256, 144), frame_interval=0.35)
+    settings = SmokeSettings(resolution=resolution, frame_interval=0.35)
     frames, _ = simulate(8, settings=settings, device=device)
     return Fields(trajectory=frames, channels=("density",), source="smoke of the embedded solver")
 
 
-def navier_stokes_fields(device: torch.device) -> Fields:
-    """Sixteen pairs of the paper's vorticity at 64², viscosity 1e-4, time 15."""
+def navier_stokes_fields(
+    device: torch.device, samples: int = 16, resolution: int = 64, viscosity: float = 1e-4, time: float = 15.0
+) -> Fields:
+    """Pairs of vorticity, by default the paper's of low viscosity."""
     from transform_once.solvers.navier_stokes import generate
 
-    first, later, _ = generate(16, 1e-4, 15.0, 64, device=device)
-    source = "Navier-Stokes of the embedded solver, viscosity 1e-4, time 15"
+    first, later, _ = generate(samples, viscosity, time, resolution, device=device)
+    source = f"Navier-Stokes of the embedded solver, viscosity {viscosity:g}, time {time:g}"
     pairs: dict[str, Any] = {"input": first.cpu(), "target": later.cpu(), "channels": ("vorticity",)}
     return Fields(**pairs, grid="node", periodic=True, units={"vorticity": "1/s"}, source=source)
 
@@ -81,20 +83,19 @@ def shown(fields: Fields, array: str | None = None, samples: int | Sequence[int]
     count = len(fields) * frames
     if prod(fields.resolution) == 1:
         raise ValueError("these fields have a single grid point, so a single mode: there is no spectrum to show")
-    if isinstance(samples, int):
-        samples = np.unique(np.linspace(0, count - 1, min(max(1, samples), count)).round().astype(int)).tolist()
-    if not all(0 <= number < count for number in samples):
-        raise ValueError(f"there are {count} samples or frames to show, numbered from 0; asked for {list(samples)}")
+    spread = np.linspace(0, count - 1, min(max(1, samples), count)) if isinstance(samples, int) else np.array(samples)
+    numbers: list[int] = np.unique(spread.round().astype(int)).tolist()
+    if not all(0 <= number < count for number in numbers):
+        raise ValueError(f"there are {count} samples or frames to show, numbered from 0; asked for {numbers}")
     parts = []
-    for number in samples:
+    for number in numbers:
         one = fields[[number // frames]]
         one = one.select(frames=[number % frames]) if array == "trajectory" else one
         parts.append(getattr(one.load(), array).reshape(-1, *fields.shapes[array][-fields.ndim - 1 :]).double())
     names = tuple(fields.metadata.channels[array])
     units = tuple(fields.metadata.units.get(name, "") for name in names)
     source = fields.metadata.source
-    source = Path(source).name if Path(source).suffix else source
-    return Shown(source, torch.cat(parts), names, units)
+    return Shown(Path(source).name if "/" in source else source, torch.cat(parts), names, units)
 
 
 def picture(values: Array, upright: bool = False) -> Array:

@@ -72,19 +72,22 @@ def _left_out(energy: Tensor) -> Tensor:
     return torch.cat([tails, tails.new_zeros(len(tails), 1)], 1).sqrt()
 
 
-def selection_figure(data: Shown, number: int = 0, channel: int = 0, modes: int | None = None) -> PaperFigure:
-    """One field, what low-pass and top-m keep of it, their errors, and the curves of all fields and channels.
+def selection_figure(
+    data: Shown, pictured: Shown, number: int, channel: int = 0, modes: int | None = None
+) -> PaperFigure:
+    """One field, what low-pass and top-m keep of it, their errors, and the curves of all fields and channels of `data`.
 
-    `modes` is the low-pass of the panels, of each axis; the top-m set has as many modes. Field means are aside.
+    `pictured` holds the sample of that number. `modes` is the low-pass of the panels, of each axis; the top-m set has
+    as many modes. Field means are aside.
     """
     if not 0 <= channel < len(data.channels):
         raise ValueError(f"there are the channels {', '.join(data.channels)}, from 0 on; got channel {channel}")
-    one = varying(data.values[number, channel][None])
+    one = varying(pictured.values[0, channel][None])
     fields = varying(data.values.flatten(0, 1))
     boxes, errors, needed = selection_curves(fields)
     box = _panel_box(one, modes)
     count, size = prod(box), tuple(one.shape[1:])
-    mean = float(data.values[number, channel].mean())
+    mean = float(pictured.values[0, channel].mean())
     rebuilt, lost = {}, {}
     for name, chosen in (("low-pass", LowPass(box).fit(one[:, None])), ("top-m", TopM(count).fit(one[:, None]))):
         kept = chosen.select(dct(one[:, None], len(size)))
@@ -97,9 +100,9 @@ def selection_figure(data: Shown, number: int = 0, channel: int = 0, modes: int 
     ]
     about = {"figure": "selection", "x": count, "quantity": "relative L2 of the panel", "box": str(box)}
     rows += [{**about, "series": f"panel, {name}", "y": value} for name, value in lost.items()]
-    truth = data.values[number, channel].numpy()
+    truth = pictured.values[0, channel].numpy()
     title = f"{data.source}, sample {number}: {data.label(channel)}"
-    figure = _draw(data.upright, truth, rebuilt, lost, count, title, boxes, errors)
+    figure = _draw(data.upright, truth, rebuilt, lost, count, (title, data.label(channel)), boxes, errors)
     summary = [{"selection": name, "coefficients": count, "relative L2": value} for name, value in lost.items()]
     sentences = [
         f"Errors are means over {len(fields)} fields, in the norm of the field less its mean.",
@@ -127,7 +130,7 @@ def _draw(
     rebuilt: dict[str, Array],
     lost: dict[str, float],
     count: int,
-    title: str,
+    titles: tuple[str, str],
     boxes: Sequence[tuple[int, ...]],
     errors: dict[str, list[float]],
 ) -> "Figure":
@@ -146,20 +149,19 @@ def _draw(
             draw_image(panels[0, column], picture(values, upright), scale, f"{name}, {count:,} coefficients")
             heading = f"error of {name}: relative L2 {lost[name]:.2g}"
             wrong = draw_image(panels[1, column], picture(values - truth, upright), symmetric, heading)
-        figure.colorbar(image, ax=panels[0, :], shrink=0.9, pad=0.01)
-        figure.colorbar(wrong, ax=panels[1, 1:], shrink=0.9, pad=0.01)
+        figure.colorbar(image, ax=panels[0, :], shrink=0.9, pad=0.01, label=titles[1])
+        figure.colorbar(wrong, ax=panels[1, 1:], shrink=0.9, pad=0.01, label=f"error of {titles[1]}")
         _draw_curves(panels[1, 0], boxes, errors, count)
-        figure.suptitle(title, fontsize=10)
+        figure.suptitle(titles[0], fontsize=10)
     return figure
 
 
-def _draw_curves(
-    axes: "Axes", boxes: Sequence[tuple[int, ...]], errors: dict[str, list[float]], count: int
-) -> None:
+def _draw_curves(axes: "Axes", boxes: Sequence[tuple[int, ...]], errors: dict[str, list[float]], count: int) -> None:
     counts = [prod(box) for box in boxes]
     for (name, values), colour, style in zip(errors.items(), COLOURS, ("-", "--", ":"), strict=False):
-        axes.plot(counts, np.maximum(values, LEAST), style, color=colour, marker="." if len(counts) < 16 else "",
-                  label=name)  # fmt: skip
+        axes.plot(
+            counts, np.maximum(values, LEAST), style, color=colour, marker="." if len(counts) < 16 else "", label=name
+        )
     axes.axvline(count, color="#888888", lw=0.8)
     top = max(max(values) for values in errors.values())
     # Down to a hundred-thousandth: the last boxes keep nearly everything, and rounding takes over.

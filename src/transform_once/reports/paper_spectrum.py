@@ -26,10 +26,10 @@ def spectrum_figure(arrays: Sequence[tuple[str, Shown]], number: int) -> PaperFi
     upright = any(data.upright for _, data in arrays)
     for array, data in arrays:
         picture(data.values[0, 0].numpy())  # complains about one axis
-        X = dct(data.values[:1], len(data.grid))[0]
+        found = dct(data.values[:1], len(data.grid))[0].numpy()
         for c in range(len(data.channels)):
             title = f"{array}: {data.label(c)}"
-            fields[title], spectra[title] = data.values[0, c].numpy(), X[c].numpy()
+            fields[title], spectra[title] = data.values[0, c].numpy(), found[c]
     rows: list[Row] = []
     summary: list[Row] = []
     for title, X in spectra.items():
@@ -42,13 +42,18 @@ def spectrum_figure(arrays: Sequence[tuple[str, Shown]], number: int) -> PaperFi
         energy = np.square(X)
         half = tuple(slice(0, -(-n // 2)) for n in X.shape)
         inside = float(energy[half].sum() / energy.sum()) if energy.any() else 1.0
-        summary.append({"channel": title, "largest |coefficient|": float(np.abs(X).max()), "energy, lower half": inside})
+        summary.append(
+            {"channel": title, "largest |coefficient|": float(np.abs(X).max()), "energy, lower half": inside}
+        )
         rows.append({**about, "x": None, "y": inside, "quantity": "share of the energy in the lower half of each axis"})
     sentences = [f"The first {MOST} of {len(fields)} channels are drawn."] if len(fields) > MOST else []
     source = arrays[0][1].source
     figure = _draw(dict(list(fields.items())[:MOST]), spectra, upright, f"{source}, sample {number}")
-    images = {f"{kind}_{i}": a for kind, held in (("field", fields), ("spectrum", spectra))
-              for i, a in enumerate(held.values())}  # fmt: skip
+    images = {
+        f"{kind}_{i}": a
+        for kind, held in (("field", fields), ("spectrum", spectra))
+        for i, a in enumerate(held.values())
+    }
     return PaperFigure("spectrum", {"": figure}, rows, summary, sentences, images)
 
 
@@ -64,7 +69,9 @@ def _draw(fields: dict[str, Array], spectra: dict[str, Array], upright: bool, ti
         for column, (name, values) in enumerate(fields.items()):
             X = spectra[name]
             constant = " (constant)" if np.ptp(values) == 0 else ""
-            image = draw_image(panels[0, column], picture(values, upright), field_scale(values, values), name + constant)
+            image = draw_image(
+                panels[0, column], picture(values, upright), field_scale(values, values), name + constant
+            )
             figure.colorbar(image, ax=panels[0, column], shrink=0.8)
             _draw_spectrum(panels[1, column], X, upright)
             _draw_shells(panels[2, column], X)

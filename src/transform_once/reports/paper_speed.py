@@ -19,9 +19,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# What a row was measured on: only rows that agree in all of it stand in one map.
-KEY = ("opponent", "transform", "modes", "hardware", "versions")
-CELL = ("resolution", "width", "depth", "execution")
 NAMES = {"paper": "an FNO with the paper's layer", "FNO": "this library's FNO"}
 
 
@@ -71,11 +68,13 @@ class Plan:
 def speed_map(plan: Plan, folder: Path, device: torch.device, seconds: float) -> PaperFigure:
     """Measure the cases of a plan that the table in `folder` does not have yet, and draw all of them.
 
-    The table is written after every case. No case is begun once `seconds` have passed; the next call goes on.
+    The table is written after every case. After the first, no case is begun once `seconds` have passed; the next call
+    goes on.
     """
     facts = environment(device)
     versions = f"torch {facts['torch']}, transform-once {facts['transform_once']}, Python {facts['python']}"
     threads = f", {facts['threads']} threads" if device.type == "cpu" else ""
+    # Only rows that agree in all of this stand in one map.
     about = {"hardware": facts["hardware"] + threads, "versions": versions}
     about |= {"opponent": plan.opponent, "transform": plan.transform, "modes": plan.modes}
     name = f"speed-map-{device.type}"
@@ -83,17 +82,20 @@ def speed_map(plan: Plan, folder: Path, device: torch.device, seconds: float) ->
     path = folder / f"{name}.csv"
     rows: list[Row] = list(read_rows(path))
     executions = EXECUTIONS if device.type == "cuda" else EXECUTIONS[:1]
-    began, left = time.monotonic(), 0
+    began, done, left = time.monotonic(), 0, 0
     for case, execution in _tracked([(case, execution) for case in plan.cases() for execution in executions]):
         if _rows_of(rows, about | _cell(case, execution)):
             continue
-        if time.monotonic() - began > seconds:
+        if done and time.monotonic() - began > seconds:
             left += 1
             continue
+        done += 1
         rows += [_row(timing, about) for timing in measure(case, device, execution)]
         write_rows(path, rows)
     shown = [row for case in plan.cases() for e in executions for row in _rows_of(rows, about | _cell(case, e))]
-    sentences = [f"{NAMES[plan.opponent]} against T1 on {about['hardware']}, {versions}; medians of interleaved rounds."]
+    sentences = [
+        f"{NAMES[plan.opponent]} against T1 on {about['hardware']}, {versions}; medians of interleaved rounds."
+    ]
     if left:
         sentences.append(f"{left} cells are not measured yet: {seconds:g} s were used up; the same command continues.")
     if any(row["note"] for row in shown):
@@ -142,7 +144,7 @@ def _row(timing: Timing, about: Mapping[str, Any]) -> dict[str, Any]:
 
 def _summary(rows: Sequence[Row]) -> list[Row]:
     """The least, median and largest speed-up of each series."""
-    found = []
+    found: list[Row] = []
     for series in dict.fromkeys(str(row["series"]) for row in rows):
         values = np.array([float(row["y"]) for row in rows if row["series"] == series])
         measured = values[np.isfinite(values)]
@@ -174,7 +176,11 @@ def _draw(plan: Plan, rows: Sequence[Row], title: str) -> "Figure":
                 axes.set_title(f"{task.name}\nT1 {ends}", fontsize=8)
         colours = ScalarMappable(norm, "RdBu")
         bar = figure.colorbar(colours, ax=panels, shrink=0.5, label="FNO's time / T1's time (blue: T1 is faster)")
-        ticks = [tick for tick in (0.01, 0.1, 0.2, 0.5, 1, 2, 5, 10, 100, 1000) if 1 / bound <= tick <= bound]
+        ticks = [
+            tick
+            for tick in (0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 50, 100, 1000)
+            if 1 / bound <= tick <= bound
+        ]
         bar.set_ticks(ticks, labels=[f"{tick:g}" for tick in ticks])
         bar.ax.minorticks_off()
         figure.suptitle(title, fontsize=10)
@@ -199,8 +205,15 @@ def _draw_map(axes: "Axes", plan: Plan, rows: Sequence[Row], along: str, norm: A
     for (i, j), value in np.ndenumerate(table):
         if math.isfinite(value):
             dark = abs(2 * float(norm(value)) - 1) > 0.55
-            axes.text(j, i, f"{value:.2g}" if value < 100 else f"{value:.0f}", ha="center", va="center", fontsize=7,
-                      color="white" if dark else "black")  # fmt: skip
+            axes.text(
+                j,
+                i,
+                f"{value:.2g}" if value < 100 else f"{value:.0f}",
+                ha="center",
+                va="center",
+                fontsize=7,
+                color="white" if dark else "black",
+            )
     axes.set_xticks(range(len(columns)), [str(n) for n in columns])
     axes.set_yticks(range(len(levels)), [str(n) for n in levels])
     axes.set(xlabel=f"resolution ({fixed[0]} {fixed[1]})", ylabel=along)

@@ -1,4 +1,4 @@
-"""One long table of results for each figure of the paper: what is drawn, printed and written as CSV are the same rows."""
+"""One long table of results for each figure of the paper: the same rows are drawn, printed and written as CSV."""
 
 import csv
 import math

@@ -86,7 +86,7 @@ KINDS = (
 
 
 def variances(kind: Kind, resolution: int, modes: int, device: torch.device) -> Tensor:
-    """The variance of each output field (SAMPLES · CHANNELS,) of one draw of the layer, white fields of variance 1 in."""
+    """The variance of each output field (SAMPLES · CHANNELS,) of one draw of the layer, white fields in."""
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         torch.manual_seed(0)
         with device:

@@ -39,7 +39,7 @@ class Objective(nn.Module):
         """The relative L2 of each sample."""
 
     def _autocast(self, device: torch.device) -> contextlib.AbstractContextManager[object]:
-        if self.precision == "float32":
+        if self.precision != "bfloat16":
             return contextlib.nullcontext()
         # The cache of cast weights would outlive a captured step.
         return torch.autocast(device.type, dtype=torch.bfloat16, cache_enabled=False)

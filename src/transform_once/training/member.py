@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from transform_once.models.operator import Operator
 from transform_once.processes import World
+from transform_once.spectral.transforms import matmul_precision
 from transform_once.training.distributed import fill, shared, whole
 from transform_once.training.loss import Batch, Objective
 from transform_once.training.optimizers import Average, make_optimizer, set_rate
@@ -84,8 +85,9 @@ class Member:
     def _update(self, batch: Batch, count: int) -> Tensor:
         self.optimizer.zero_grad(set_to_none=True)
         # Gradients are averaged over the processes, so that the sum over all samples comes out divided by `count`.
-        loss = self.shared(batch, self.generator).sum() / count
-        (loss * self.place.size).backward()
+        with matmul_precision("high" if self.settings.precision == "tf32" else "highest"):
+            loss = self.shared(batch, self.generator).sum() / count
+            (loss * self.place.size).backward()
         if self.settings.clip is not None:
             nn.utils.clip_grad_norm_(self.model.parameters(), self.settings.clip)
         self.optimizer.step()

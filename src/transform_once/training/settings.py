@@ -10,7 +10,7 @@ from transform_once.messages import nearest
 from transform_once.models.operator import check_choice
 from transform_once.training.optimizers import OPTIMIZERS, SCHEDULES
 
-PRECISIONS = ("float32", "bfloat16")
+PRECISIONS = ("float32", "tf32", "bfloat16")
 SHARDINGS = ("ddp", "fsdp")
 
 STEPS = 6000  # of a run whose epochs are left open: enough to come close to its best, minutes on a CPU
@@ -37,7 +37,8 @@ class Training:
         clip: Largest norm of the gradient; null: not clipped.
         average: Decay of the exponential moving average of the weights, such as 0.999, which is then what is validated
             and kept; null: none.
-        precision: "float32", or "bfloat16" for the products inside the model; errors are always measured in float32.
+        precision: Of the products inside the model: "float32", "tf32" (on GPUs) or "bfloat16"; weights, transforms and
+            errors are always in float32.
         normalization: "none", "standard" (mean 0, variance 1) or "unit" (range 0 to 1), per channel of the training
             data.
         symmetries: Whether to move each sample by a random symmetry that the data set declares.
@@ -66,7 +67,7 @@ class Training:
     period: int = 32
     clip: float | None = None
     average: float | None = None
-    precision: Literal["float32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
     normalization: Literal["none", "standard", "unit"] = "standard"
     symmetries: bool = True
     order: int = 1
