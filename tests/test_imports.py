@@ -21,6 +21,7 @@ ORDER = [
     "evaluation",
     "training",
     "reports",
+    "studies",
     "config",
     "verbs",
     "demo",

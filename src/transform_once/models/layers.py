@@ -6,8 +6,6 @@ each mixing one batched product over the channels; the batch, last in memory, ma
 
 import math
 from collections.abc import Callable, Sequence
-from functools import cached_property
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor, nn
@@ -135,30 +133,8 @@ class T1Layer(nn.Module):
 
     def forward(self, Z: Tensor) -> Tensor:
         """State (width, modes, batch) to the same."""
-        if Z.is_cuda and not torch.compiler.is_compiling() and self._fits_kernel:
-            return self._fused(Z)
         branch = torch.bmm(self.weight, Z.transpose(0, 1))
         return Z + self.mixing(self.activation(branch))
-
-    @cached_property
-    def _fits_kernel(self) -> bool:
-        """Whether one kernel can do all but the channel matrices: a block of two axes that fits on the chip."""
-        mixing = self.mixing
-        is_gelu = self.activation is nn.functional.gelu
-        if not isinstance(mixing, AxisMixing) or len(mixing.block) != 2 or not is_gelu or not find_spec("triton"):
-            return False
-        from transform_once.models.kernels import MOST_MODES
-
-        return max(mixing.block) <= MOST_MODES and self.weight.dtype == torch.float32
-
-    def _fused(self, Z: Tensor) -> Tensor:
-        from transform_once.models.kernels import FusedLayer
-
-        if torch.is_autocast_enabled("cuda"):
-            Z = Z.to(torch.get_autocast_dtype("cuda"))
-        with torch.autocast("cuda", enabled=False):
-            state: Tensor = FusedLayer.apply(Z.contiguous(), self.weight, *self.mixing.weights)
-        return state
 
     @torch.no_grad()
     def initialize(self, scheme: str) -> None:

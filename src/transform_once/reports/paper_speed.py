@@ -192,7 +192,7 @@ def _draw_map(axes: "Axes", plan: Plan, rows: Sequence[Row], along: str, norm: A
 
     fixed = ("depth", plan.depth) if along == "width" else ("width", plan.width)
     levels, columns = sorted(set(getattr(plan, f"{along}s"))), sorted(set(plan.resolutions))
-    table = np.full((len(levels), len(columns)), math.nan)
+    table, too_large = np.full((len(levels), len(columns)), math.nan), set()
     for row in rows:
         place = int(row[along]), int(row["resolution"])
         if int(row[fixed[0]]) != fixed[1] or place[0] not in levels or place[1] not in columns:
@@ -200,15 +200,18 @@ def _draw_map(axes: "Axes", plan: Plan, rows: Sequence[Row], along: str, norm: A
         i, j = levels.index(place[0]), columns.index(place[1])
         table[i, j] = float(row["y"])
         if row["note"]:
+            too_large.add((i, j))
             axes.add_patch(Rectangle((j - 0.5, i - 0.5), 1, 1, fill=False, hatch="///", edgecolor="#888888", lw=0))
     axes.imshow(table, cmap="RdBu", norm=norm, aspect="auto", origin="lower")
     for (i, j), value in np.ndenumerate(table):
+        if not math.isfinite(value) and (i, j) not in too_large:
+            axes.text(j, i, "not\nmeasured", ha="center", va="center", fontsize=5, color="#666666")
         if math.isfinite(value):
             dark = abs(2 * float(norm(value)) - 1) > 0.55
             axes.text(
                 j,
                 i,
-                f"{value:.2g}" if value < 100 else f"{value:.0f}",
+                f"{value:.2g}" if value < 99.5 else f"{value:.0f}",
                 ha="center",
                 va="center",
                 fontsize=7,

@@ -1,0 +1,82 @@
+"""A study: a list of cases with names of their own; finished ones are rows of a table and are not run again."""
+
+import csv
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from transform_once.files import atomic_path
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """One line of a study: what is trained on what. Cases that are equal have the same name on every machine.
+
+    `options` is everything that changes the result: the data, the model, the training, the seeds.
+    """
+
+    study: str
+    table: str
+    label: str
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Study, table, label and the options that differ from case to case, readable and unique."""
+        return json.dumps(asdict(self), sort_keys=True, default=str)
+
+
+class Results:
+    """The rows of a study in one CSV file, the finished cases among them; written after every case."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[Row] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                self.rows = list(csv.DictReader(file))
+
+    def of(self, case: Case) -> list[Row]:
+        """The rows of a case."""
+        return [row for row in self.rows if row["case"] == case.name]
+
+    def add(self, case: Case, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Add the rows of a case that is finished, and write the file."""
+        about = {"case": case.name, "study": case.study, "table": case.table, "label": case.label}
+        self.rows += [{**about, **{key: _text(value) for key, value in row.items()}} for row in rows]
+        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with atomic_path(self.path) as temporary, temporary.open("w", newline="") as file:
+            writer = csv.DictWriter(file, columns, restval="")
+            writer.writeheader()
+            writer.writerows(self.rows)
+
+
+def run_study(
+    cases: Sequence[Case],
+    results: Results,
+    work: Callable[[Case], Iterable[Mapping[str, Any]]],
+    *,
+    seconds: float | None = None,
+    say: Callable[[str], None] = print,
+) -> int:
+    """Run the cases that have no rows yet; none is begun once `seconds` have passed. Returns how many are left."""
+    began, left = time.monotonic(), 0
+    for number, case in enumerate(cases, start=1):
+        if results.of(case):
+            continue
+        if seconds is not None and time.monotonic() - began > seconds:
+            left += 1
+            continue
+        say(f"[{number}/{len(cases)}] {case.table}: {case.label}")
+        results.add(case, work(case))
+    return left
+
+
+def _text(value: Any) -> Any:
+    return f"{value:.6g}" if isinstance(value, float) else value
