@@ -95,10 +95,8 @@ def run_cli(*words):
 def test_a_run_can_be_remade_from_its_configuration(tmp_path):
     x, y, _ = t1_pairs()
     np.savez(tmp_path / "data.npz", input=x, target=y)
-    options = {"epochs": 2, "batch_size": 8, "device": "cpu"}
-    train(
-        Data(tmp_path / "data.npz", test=4), Model(modes=5, width=6, depth=1), Training(**options), tmp_path / "first"
-    )
+    data, model = Data(path=tmp_path / "data.npz", test=4), Model(modes=5, width=6, depth=1)
+    train(data, model, Training(epochs=2, batch_size=8, device="cpu"), tmp_path / "first")
     run_cli("train", "--config", str(tmp_path / "first" / "config.yaml"), "--output", str(tmp_path / "second"))
     first, second = (load_models(tmp_path / name)[0].state_dict() for name in ("first", "second"))
     assert all(torch.equal(first[name], second[name]) for name in first)
@@ -124,7 +122,7 @@ def t1_pairs():
 def test_samples_are_split_in_order(tmp_path, given, parts):
     numbers = np.arange(100, dtype=np.float32)[:, None, None] * np.ones((100, 1, 4), np.float32)
     np.savez(tmp_path / "data.npz", input=numbers, target=numbers)
-    found = Data(tmp_path / "data.npz", **given).parts()
+    found = Data(path=tmp_path / "data.npz", **given).parts()
     assert tuple(0 if part is None else len(part) for part in found) == parts
     seen = torch.cat([part.input[:, 0, 0] for part in found if part is not None])
     assert seen.tolist() == list(range(len(seen)))
@@ -133,7 +131,7 @@ def test_samples_are_split_in_order(tmp_path, given, parts):
 def test_bad_splits_and_names_are_one_sentence(tmp_path):
     np.savez(tmp_path / "data.npz", input=np.ones((5, 1, 4), np.float32), target=np.ones((5, 1, 4), np.float32))
     with pytest.raises(ValueError, match="holds 5 samples, too few for 4 to train, 0 to validate and 2 to test"):
-        Data(tmp_path / "data.npz", train=4, test=2).parts()
+        Data(path=tmp_path / "data.npz", train=4, test=2).parts()
     with pytest.raises(ValueError, match=r"no configuration navier_stokes/t3.yaml.*did you mean navier_stokes/t1"):
         find_config("navier_stokes/t3.yaml")
     with pytest.raises(ValueError, match="UNet has no option 'modes'; it has init, width"):

@@ -17,15 +17,11 @@ if TYPE_CHECKING:
 EXPERIMENTS = Path(__file__).parent / "experiments"
 
 
-@dataclass(frozen=True)
-class Data:
-    """Which fields, and how they are split: the first samples to train, then to validate, then to test.
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How to read a source of fields; what is not given is decided by its format.
 
     Args:
-        path: A file or folder in any format that `t1 import` reads.
-        train: Samples to train on; null: all that the others leave.
-        validation: Samples to choose the best weights by; null: a tenth, none where there are fewer than ten samples.
-        test: Samples to test on, never looked at before the end; null: none.
         input_key: Name of the input array; several, joined by commas, become channels.
         target_key: Name of the target array.
         trajectory_key: Name of the trajectory array.
@@ -33,6 +29,7 @@ class Data:
         axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
         format: The format, where the content does not tell it.
         channels: Names or numbers of the channels to keep.
+        times: First and last time to keep.
         input_time: Make pairs: the time of the input.
         target_time: Make pairs: the time of the target.
         frame_stride: Keep every such frame.
@@ -40,15 +37,12 @@ class Data:
         resize: Rows and columns to resize images to.
         camera: Which camera of a ScalarFlow recording.
         split: train, validation or test, where the published data set defines them.
+        colour: Whether to read a video in colour instead of grey.
         missing: The value that marks missing points, such as nan.
         grid: cell or node, where the source does not tell.
         periodic: Whether the fields are periodic, where the source does not tell.
     """
 
-    path: Path
-    train: int | None = None
-    validation: int | None = None
-    test: int | None = None
     input_key: str | None = None
     target_key: str | None = None
     trajectory_key: str | None = None
@@ -56,6 +50,7 @@ class Data:
     axes: str | None = None
     format: str | None = None
     channels: list[str | int] | None = None
+    times: tuple[float, float] | None = None
     input_time: float | None = None
     target_time: float | None = None
     frame_stride: int = 1
@@ -63,21 +58,42 @@ class Data:
     resize: tuple[int, int] | None = None
     camera: int = 2
     split: str | None = None
+    colour: bool = False
     missing: float | None = None
     grid: Literal["cell", "node"] | None = None
     periodic: bool | None = None
+
+    def options(self) -> dict[str, Any]:
+        """As `read` and `convert` take them."""
+        known = [field.name for field in dataclasses.fields(Reading)]
+        given = {name: getattr(self, name) for name in known if getattr(self, name) is not None}
+        for key in ("input_key", "target_key", "trajectory_key"):
+            if key in given:
+                given[key] = given[key].split(",")
+        return given
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Reading):
+    """Which fields, and how they are split: the first samples to train, then to validate, then to test.
+
+    Args:
+        path: A file or folder in any format that `t1 import` reads.
+        train: Samples to train on; null: all that the others leave.
+        validation: Samples to choose the best weights by; null: a tenth, none where there are fewer than ten samples.
+        test: Samples to test on, never looked at before the end; null: none.
+    """
+
+    path: Path
+    train: int | None = None
+    validation: int | None = None
+    test: int | None = None
 
     def read(self) -> "Fields":
         """All of the fields."""
         from transform_once.data.formats import read
 
-        own = ("path", "train", "validation", "test")
-        given = {name: value for name, value in dataclasses.asdict(self).items() if name not in own}
-        given = {name: value for name, value in given.items() if value is not None}
-        for key in ("input_key", "target_key", "trajectory_key"):
-            if key in given:
-                given[key] = given[key].split(",")
-        return read(self.path, **given)
+        return read(self.path, **self.options())
 
     def parts(self) -> tuple["Fields", "Fields | None", "Fields | None"]:
         """The fields to train on, to validate with and to test on."""

@@ -6,7 +6,7 @@ import json as json_module
 from pathlib import Path
 from typing import Any, Literal
 
-from transform_once.config import Data, Model
+from transform_once.config import Data, Model, Reading
 from transform_once.training.settings import Training
 
 
@@ -268,64 +268,18 @@ def compare(
     _report([run.folder for run in found.runs if run.folder], output / "report.html", console)
 
 
-def import_(
-    source: Path,
-    output: Path,
-    input_key: str | None = None,
-    target_key: str | None = None,
-    trajectory_key: str | None = None,
-    mask_key: str | None = None,
-    axes: str | None = None,
-    format: str | None = None,  # noqa: A002
-    channels: list[str | int] | None = None,
-    times: tuple[float, float] | None = None,
-    input_time: float | None = None,
-    target_time: float | None = None,
-    frame_stride: int = 1,
-    stride: int = 1,
-    resize: tuple[int, int] | None = None,
-    camera: int = 2,
-    split: str | None = None,
-    colour: bool = False,
-    missing: float | None = None,
-    grid: str | None = None,
-    periodic: bool | None = None,
-) -> None:
+def import_(source: Path, output: Path, read: Reading = Reading()) -> None:  # noqa: B008
     """Turn a file or folder of fields in any known format into a file of our own.
 
     Args:
         source: .npz, .npy, .pt, .mat, .h5 (also PDEBench and The Well), .nc, .zarr, .mp4, or a folder of airfoils or of
             ScalarFlow recordings.
         output: The file of fields to write (.h5); an import that was killed continues.
-        input_key: Name of the input array in the source; several, joined by commas, become channels.
-        target_key: Name of the target array.
-        trajectory_key: Name of the trajectory array.
-        mask_key: Name of an array whose nonzero points leave the loss.
-        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
-        format: The format, where the content does not tell it.
-        channels: Names or numbers of the channels to keep.
-        times: First and last time to keep.
-        input_time: Make pairs: the time of the input.
-        target_time: Make pairs: the time of the target.
-        frame_stride: Keep every such frame.
-        stride: Keep every such grid point.
-        resize: Rows and columns to resize images to.
-        camera: Which camera of a ScalarFlow recording.
-        split: train, validation or test, where the published data set defines them.
-        colour: Read a video in colour instead of grey.
-        missing: The value that marks missing points, such as nan.
-        grid: cell or node, where the source does not tell.
-        periodic: Whether the fields are periodic, where the source does not tell.
+        read: How to read the source.
     """
-    options = {
-        name: value for name, value in locals().items() if name not in ("source", "output") and value is not None
-    }
     from transform_once.data.formats import convert
 
-    for key in ("input_key", "target_key", "trajectory_key"):
-        if key in options:
-            options[key] = options[key].split(",")
-    print(convert(source, output, **options))
+    print(convert(source, output, **read.options()))
 
 
 def export(model: Path, output: Path) -> None:

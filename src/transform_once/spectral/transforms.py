@@ -16,15 +16,15 @@ Transforms with different meanings of `modes` are compared at equal numbers of r
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Protocol, runtime_checkable
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from transform_once.spectral.bases import matrix, wave_numbers
+from transform_once.spectral.precision import in_full
 
 # An axis whose matrix would have more entries than this goes through an FFT: between what suits a CPU (less) and a GPU
 # (more), see benchmarks/transforms.py.
@@ -99,7 +99,7 @@ class Transform(ABC):
                 f"the {self.name} transform expects a real floating-point field; got {x.dtype}: use x.float()"
             )
         block = self.block(modes, tuple(x.shape[-ndim:]))
-        with _in_full(x):
+        with in_full(x):
             X = self._analyse(x, ndim, block)
         return modes.select(X) if isinstance(modes, Selection) else X
 
@@ -120,7 +120,7 @@ class Transform(ABC):
         held = tuple(X.shape[-ndim:])
         grid = self._default_size(held) if size is None else _per_axis(size, ndim, "size")
         self._check_size(held, grid)
-        with _in_full(X):
+        with in_full(X):
             return self._synthesise(X, ndim, grid)
 
     def block(self, modes: Modes | None, size: Sequence[int]) -> tuple[int, ...]:
@@ -356,27 +356,6 @@ def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     if axis == -2:
         return A @ x
     return (A @ x.flatten(axis + 1)).unflatten(-1, x.shape[axis + 1 :])
-
-
-def _in_full(x: Tensor) -> AbstractContextManager[Any]:
-    """Within, products keep the precision of their operands: neither autocast nor tf32 applies."""
-    kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
-        return torch.autocast(kind, enabled=False)
-    if kind == "cuda" and not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest":
-        return matmul_precision("highest")
-    return nullcontext()
-
-
-@contextmanager
-def matmul_precision(name: str) -> Iterator[None]:
-    """Within, torch.get_float32_matmul_precision() is this name."""
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision(name)
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(before)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

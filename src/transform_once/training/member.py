@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from transform_once.models.operator import Operator
 from transform_once.processes import World
-from transform_once.spectral.transforms import matmul_precision
+from transform_once.spectral.precision import matmul_precision
 from transform_once.training.distributed import fill, shared, whole
 from transform_once.training.loss import Batch, Objective
 from transform_once.training.optimizers import Average, make_optimizer, set_rate
