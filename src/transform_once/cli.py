@@ -22,11 +22,12 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "predict": ("verbs", "predict", "Apply a trained model to fields."),
     "rollout": ("verbs", "rollout", "Let a trained model run ahead in time."),
     "report": ("reports.page", "report_verb", "Show runs on one page, side by side."),
-    "reproduce": ("reports.paper_figures", "reproduce_verb", "Make a figure of the paper from our own data and runs."),
+    "reproduce": ("reports.paper_figures", "reproduce_verb", "Make a figure of the paper, or run a whole study of it."),
     "export": ("verbs", "export", "Write a trained model as ONNX."),
     "demo": ("demo", "demo", "See all of it work, without any input, in minutes."),
 }
 SOLVERS = ("navier-stokes", "smoke", "airfoils")  # of `t1 generate`
+STUDIES = ("navier-stokes",)  # of `t1 reproduce`, besides the figures
 
 
 def main() -> None:
@@ -56,7 +57,7 @@ def _overview() -> str:
     lines = "\n".join(f"  {verb:<9} {does}" for verb, (_, _, does) in VERBS.items())
     return (
         "usage: t1 VERB [options]\n\nFast surrogates of physical systems, learned in the frequency domain.\n\n"
-        f"{lines}\n\n`t1 VERB --help` shows every option with its default; "
+        f"{lines}\n\nStudies: t1 reproduce {', '.join(STUDIES)}. `t1 VERB --help` shows every option with its default; "
         "an option of a group may go without it: --epochs 10 for --train.epochs 10."
     )
 
@@ -91,6 +92,9 @@ def _run(verb: str, words: list[str]) -> None:
             sys.exit(2)
 
     module, function, _ = VERBS[verb]
+    if verb == "reproduce" and words and words[0] in STUDIES:
+        function = words.pop(0).replace("-", "_")
+        module, verb = f"studies.{function}", f"reproduce {function.replace('_', '-')}"
     home = import_module(f"transform_once.{module}")
     components: Any = (
         getattr(home, function) if function else {name: getattr(home, name.replace("-", "_")) for name in SOLVERS}
