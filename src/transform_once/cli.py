@@ -26,7 +26,10 @@ VERBS: dict[str, tuple[str, str, str]] = {
     "export": ("verbs", "export", "Write a trained model as ONNX."),
     "demo": ("demo", "demo", "See all of it work, without any input, in minutes."),
 }
-SOLVERS = ("navier-stokes", "smoke", "airfoils")  # of `t1 generate`
+SOLVERS = {  # of `t1 generate`, with their modules
+    **dict.fromkeys(("navier-stokes", "smoke", "airfoils"), "solvers.datasets"),
+    **dict.fromkeys(("darcy", "burgers", "advection", "diffusion-advection"), "solvers.more_datasets"),
+}
 STUDIES = ("navier-stokes",)  # of `t1 reproduce`, besides the figures
 
 
@@ -51,6 +54,10 @@ def main() -> None:
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _load(module: str, function: str) -> Any:
+    return getattr(import_module(f"transform_once.{module}"), function.replace("-", "_"))
 
 
 def _overview() -> str:
@@ -95,10 +102,8 @@ def _run(verb: str, words: list[str]) -> None:
     if verb == "reproduce" and words and words[0] in STUDIES:
         function = words.pop(0).replace("-", "_")
         module, verb = f"studies.{function}", f"reproduce {function.replace('_', '-')}"
-    home = import_module(f"transform_once.{module}")
-    components: Any = (
-        getattr(home, function) if function else {name: getattr(home, name.replace("-", "_")) for name in SOLVERS}
-    )
+    solvers = {name: _load(home, name) for name, home in SOLVERS.items()} if not function else {}
+    components: Any = _load(module, function) if function else solvers
     words = _spelled(words, *(({}, [], False) if isinstance(components, dict) else _named(components)))
     for number, word in enumerate(words[:-1]):
         if word == "--config":
@@ -167,8 +172,8 @@ def _values(rest: list[str]) -> list[str]:
 
 
 def _number(text: str) -> float | int | str:
-    return text if not _is_number(text) else float(text) if "." in text else int(text)
+    return text if not _is_number(text) else int(text) if text.lstrip("-").isdigit() else float(text)
 
 
 def _is_number(text: str) -> bool:
-    return text.replace(".", "", 1).isdigit()
+    return re.fullmatch(r"-?(\d+\.?\d*|\.\d+)(e-?\d+)?", text) is not None
