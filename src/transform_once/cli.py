@@ -30,7 +30,7 @@ SOLVERS = {  # of `t1 generate`, with their modules
     **dict.fromkeys(("navier-stokes", "smoke", "airfoils"), "solvers.datasets"),
     **dict.fromkeys(("darcy", "burgers", "advection", "diffusion-advection"), "solvers.more_datasets"),
 }
-STUDIES = ("navier-stokes",)  # of `t1 reproduce`, besides the figures
+STUDIES = ("navier-stokes", "airfoils", "smoke", "climate")  # of `t1 reproduce`, besides the figures
 
 
 def main() -> None:
@@ -104,6 +104,8 @@ def _run(verb: str, words: list[str]) -> None:
         module, verb = f"studies.{function}", f"reproduce {function.replace('_', '-')}"
     solvers = {name: _load(home, name) for name, home in SOLVERS.items()} if not function else {}
     components: Any = _load(module, function) if function else solvers
+    if verb.startswith("reproduce "):
+        words = _by_name(components, words)
     words = _spelled(words, *(({}, [], False) if isinstance(components, dict) else _named(components)))
     for number, word in enumerate(words[:-1]):
         if word == "--config":
@@ -130,6 +132,15 @@ def _named(verb: Callable[..., None]) -> tuple[dict[str, str], list[str], bool]:
                 names |= {group: full} if field.name == "path" else {}
     full_names = {n: full for n, full in names.items() if full and (n not in parameters or full == f"{n}.path")}
     return full_names, lists, next(iter(parameters)) in lists
+
+
+def _by_name(verb: Callable[..., None], words: list[str]) -> list[str]:
+    """The only argument that a verb cannot do without may also be named: `--data FOLDER` for `FOLDER`."""
+    needed = [name for name, one in inspect.signature(verb).parameters.items() if one.default is one.empty]
+    if len(needed) == 1 and f"--{needed[0]}" in words[:-1]:
+        place = words.index(f"--{needed[0]}")
+        return [words[place + 1], *words[:place], *words[place + 2 :]]
+    return words
 
 
 def _spelled(arguments: list[str], full_names: dict[str, str], lists: list[str], several: bool) -> list[str]:

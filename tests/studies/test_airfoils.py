@@ -1,0 +1,184 @@
+"""The study of airfoils: shapes stay apart, units come and go, and a tiny run from data to page."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from transform_once.data.formats import read
+from transform_once.studies import airfoils as study
+from transform_once.studies import pages
+from transform_once.studies.airfoils import Flows, airfoils, errors, of_fields, read_flows, shapes_of, split
+from transform_once.studies.study import Results
+
+
+def made_up(names, size=8, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    count = len(names)
+    inside = torch.zeros(count, 1, size, size, dtype=torch.bool)
+    inside[:, :, size // 4 : size // 2, size // 2 : size // 2 + 2] = True
+    stream = 10 + 60 * torch.rand(count, 2, generator=generator)
+    fields = torch.randn(count, 3, size, size, generator=generator)
+    return study._flows(names, stream, inside, fields)
+
+
+@given(st.lists(st.integers(0, 11), min_size=12, max_size=40), st.integers(0, 3))
+@settings(max_examples=40, deadline=None)
+def test_no_shape_is_in_two_parts(numbers, held):
+    names = [f"foil_{n}_{100 + i}_{i}" for i, n in enumerate([*range(5), *numbers])]
+    for_test = [f"foil_{n}" for n in range(held)][: max(0, len({*range(5), *numbers}) - 4)]
+    parts = split(made_up(names, 4), for_test)
+    shapes = {part: set(shapes_of(flows.names)) for part, flows in parts.items()}
+    assert not shapes["train"] & shapes["validation"]
+    assert not shapes["train"] & shapes["test"]
+    assert not shapes["validation"] & shapes["test"]
+    assert set(for_test) <= shapes["test"]
+    assert sorted(name for flows in parts.values() for name in flows.names) == sorted(names)
+    assert all(len(flows) for flows in parts.values())
+
+
+def test_too_few_shapes():
+    with pytest.raises(ValueError, match="3 different airfoils"):
+        split(made_up(["a_1_2", "a_3_4", "b_5_6"], 4))
+
+
+def test_shapes_with_underscores_in_their_name():
+    assert shapes_of(["DP1,79-8,37_DS_1557_53", "naca0012_986_-280"]) == ["DP1,79-8,37_DS", "naca0012"]
+
+
+def test_pressure_has_no_level_and_nothing_is_inside():
+    flows = made_up(["a_1_2", "b_3_4"])
+    for number in range(2):
+        outside = ~flows.inside[number, 0]
+        assert flows.fields[number, 0][outside].mean() == pytest.approx(0, abs=1e-6)
+        assert flows.fields[number][:, ~outside].abs().max() == 0
+    pairs = flows.pairs()
+    direction = pairs.input[:, :2, 0, 0]
+    assert torch.allclose(direction.norm(dim=1), torch.ones(2))
+    assert torch.equal(pairs.input[:, 2:] == 1, flows.inside)
+    assert pairs.input[:, :2].masked_select(flows.inside).abs().max() == 0
+
+
+def test_physical_units_and_back():
+    flows = made_up(["a_1_2", "b_3_4", "c_5_6"])
+    sigma = flows.physical.std((0, 2, 3))
+    pairs = flows.pairs(sigma)
+    assert torch.allclose(pairs.target.std((0, 2, 3)), torch.ones(3), atol=1e-4)
+    back = flows.dimensionless(pairs.target, sigma)
+    outside = (~flows.inside).expand_as(back)
+    assert torch.allclose(back[outside], flows.fields[outside], atol=1e-5)
+    assert errors(flows.fields, flows)["relative_l2"] == 0
+    # What was read from physical files is the same flow.
+    stream = flows.stream[..., None, None] * ~flows.inside
+    fields = study.Fields(
+        input=torch.cat([stream, flows.inside.float()], 1), target=flows.physical, names=flows.names, grid="node"
+    )
+    again = of_fields(fields)
+    assert torch.allclose(again.fields, flows.fields, atol=1e-5)
+    assert torch.allclose(again.level, flows.level, atol=1e-5)
+
+
+def test_errors_against_direct_computation():
+    flows = made_up(["a_1_2", "b_3_4"])
+    prediction = flows.fields + 0.1
+    found = errors(prediction, flows)
+    y = flows.fields.double().numpy()
+    whole = [np.linalg.norm(0.1 * np.ones_like(f)) / np.linalg.norm(f) for f in y]
+    assert found["relative_l2"] == pytest.approx(np.mean(whole), rel=1e-5)
+    free = [
+        np.sqrt(3 * (~m).sum()) * 0.1 / np.linalg.norm(f) for f, m in zip(y, flows.inside[:, 0].numpy(), strict=True)
+    ]
+    assert found["outside"] == pytest.approx(np.mean(free), rel=1e-5)
+    one = [np.linalg.norm(0.1 * np.ones_like(f[2])) / np.linalg.norm(f[2]) for f in y]
+    assert found["velocity_y"] == pytest.approx(np.mean(one), rel=1e-5)
+
+
+def test_the_mirror_takes_flows_to_flows():
+    flows = made_up(["a_1_2"])
+    mirrored = Flows(flows.names, flows.stream * torch.tensor([1.0, -1.0]), flows.inside.flip(3), *_mirror(flows))
+    motion = study.MIRROR.motion(torch.zeros(1))
+    for name in ("input", "target"):
+        moved = motion.fields(getattr(flows.pairs(), name), grid="node", periodic=False, inputs=name == "input")
+        assert torch.allclose(moved, getattr(mirrored.pairs(), name), atol=1e-6)
+
+
+def _mirror(flows):
+    fields = flows.fields.flip(3) * torch.tensor([1.0, 1.0, -1.0]).reshape(1, 3, 1, 1)
+    return fields, flows.level
+
+
+@pytest.fixture
+def folder(tmp_path):
+    place = tmp_path / "data" / "airfoil"
+    (place / "dfp_original").mkdir(parents=True)
+    flows = made_up([f"foil{n}_{n}_{n}" for n in range(9)], 128)
+    np.savez(
+        place / "openfoam.npz",
+        fields=flows.fields.numpy().astype(np.float16),
+        mask=flows.inside[:, 0].numpy().astype(np.uint8),
+        freestream=flows.stream.numpy(),
+        name=np.array(flows.names),
+        residual_ux=np.zeros(9),
+    )
+    for number in range(2):
+        stream = flows.stream[number, :, None, None] * ~flows.inside[number]
+        whole = torch.cat([stream, flows.inside[number].float(), flows.physical[number]])
+        np.savez(place / "dfp_original" / f"foil{number}_1_{number}.npz", a=whole.double().numpy())
+    return tmp_path / "data"
+
+
+def test_reading_and_a_stride(folder):
+    flows = read_flows(folder / "airfoil" / "openfoam.npz", stride=4)
+    assert flows.fields.shape == (9, 3, 32, 32)
+    original = of_fields(read(folder / "airfoil" / "dfp_original", stride=4))
+    assert torch.allclose(original.fields, flows.fields[:2], atol=2e-2)  # the level is over other points
+    assert torch.allclose(original.stream, flows.stream[:2])
+
+
+def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp")})
+    output, runs = tmp_path / "docs" / "results", tmp_path / "runs"
+    options = {"output": output, "runs": runs, "steps": 2, "device": "cpu", "quick": True}
+    with monkeypatch.context() as patch:
+        patch.setattr(study.Study, "figures", lambda *_: {})
+        airfoils(folder, seconds=0, **options)
+    assert not (output / "airfoils-quick.csv").exists()
+    airfoils(folder, **options)
+    path = output / "airfoils-quick.csv"
+    rows = Results(path).rows
+    assert {(row["label"], row["part"]) for row in rows if row["table"] == "main"} == {
+        (model, part) for model in ("FNO", "T1+vp") for part in ("test", "original")
+    }
+    changed = {(row["symmetric"], row["scaled"]) for row in rows if row["table"] == "ablation"}
+    assert changed == {("False", "True"), ("True", "False")}
+    held = {row["samples"] for row in rows if row["part"] == "original"}
+    assert held == {"2"}
+    figures = {picture.name for picture in (tmp_path / "docs" / "figures").iterdir()}
+    assert figures == {f"airfoils-quick-{stem}.png" for stem in ("truncation", "spectrum", "predictions", "samples")}
+    assert (output / "airfoils-quick.html").stat().st_size > 10_000
+    monkeypatch.setattr(study, "train", None)  # whatever would train again, fails
+    monkeypatch.setattr(study.Study, "figures", lambda *_: {})
+    before = path.read_bytes()
+    airfoils(folder, **options)
+    assert path.read_bytes() == before
+    page = tmp_path / "reproduction.md"
+    pages.write_page("airfoils", path, page)
+    assert "no mirror symmetry" in page.read_text()
+
+
+def test_the_real_shapes():
+    folder = os.environ.get("TRANSFORM_ONCE_DATA")
+    if not folder:
+        pytest.skip("TRANSFORM_ONCE_DATA does not name a folder with the real data sets")
+    flows = read_flows(Path(folder) / "airfoil" / "openfoam.npz", stride=4)
+    parts = split(flows)
+    assert sum(map(len, parts.values())) == 136
+    assert len(parts["train"]) > 80
+    original = of_fields(read(Path(folder) / "airfoil" / "dfp_original", stride=4))
+    speed = [float(name.split("_")[1]) / 100 for name in original.names]
+    assert original.stream[:, 0].tolist() == pytest.approx(speed, rel=0.01)
+    assert 0.8 < original.fields[:, 1].mean() < 1.1
