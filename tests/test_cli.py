@@ -92,7 +92,7 @@ def test_the_whole_way_of_a_users_data(t1_command, folder, tmp_path):
     )
     assert code == 0, errors
     assert "modes" in shown
-    assert "relative_l2" in shown
+    assert "relative l2" in " ".join(shown.split())
     names = {path.name for path in output.iterdir()}
     assert names == {
         *("run.json", "config.yaml", "history.csv", "model.safetensors", "last.safetensors"),

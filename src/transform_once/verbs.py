@@ -248,14 +248,14 @@ def compare(
     found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)
     _table(
         console,
-        found.rows,
+        [{**row, "million_weights": row["parameters"] / 1e6} for row in found.rows],
         {
             "model": "{}",
             "relative_l2": "{:.4f}",
             "J": "{:.4f}",
             "R_o": "{:.4f}",
             "learning_rate": "{:g}",
-            "parameters": "{:,}",
+            "million_weights": "{:.2f}",
             "steps": "{}",
             "ms_per_step": "{:.1f}",
         },
@@ -362,7 +362,9 @@ def _show(console: Any, numbers: dict[str, Any]) -> None:
 def _table(console: Any, rows: list[dict[str, Any]], columns: dict[str, str]) -> None:
     from rich.table import Table
 
-    table = Table(*columns)
+    table = Table()
+    for name in columns:  # on a narrow terminal lines break, and nothing is cut off
+        table.add_column(name if name == "R_o" else name.replace("_", " "), overflow="fold")
     for row in rows:
         table.add_row(*(form.format(row[name]) if row[name] is not None else "–" for name, form in columns.items()))
     console.print(table)
