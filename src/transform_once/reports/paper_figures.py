@@ -5,7 +5,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import torch
+
     from transform_once.data.fields import Fields
+    from transform_once.reports.paper_table import PaperFigure
 
 VARIANCE_RESOLUTIONS = (64, 128, 256, 512)
 MODES = 24  # of the paper's layers
@@ -85,41 +90,62 @@ def reproduce_verb(
         sizes = {"resolutions": resolutions, "widths": widths, "depths": depths, "modes": modes}
         plan = Plan.default(place, **sizes, transform=transform, opponent=opponent)
         made = speed_map(plan, output, place, SECONDS.get(place.type, 120.0) if seconds is None else seconds)
-    elif figure == "selection":
-        from transform_once.reports.paper_selection import selection_figure
-
-        fields = given if given is not None else paper_data.smoke_fields(place)
-        number = _number(fields, sample)
-        whole, one = paper_data.shown(fields, samples=samples), paper_data.shown(fields, samples=[number])
-        made = selection_figure(whole, one, number, channel, modes)
-    elif figure == "truncation":
-        from transform_once.reports.paper_truncation import truncation_figure
-
-        fields = given if given is not None else paper_data.navier_stokes_fields(place)
-        made = truncation_figure(paper_data.shown(fields, samples=samples), modes)
-    elif figure == "spectrum":
-        from transform_once.reports.paper_spectrum import spectrum_figure
-
-        fields = given if given is not None else paper_data.navier_stokes_fields(place)
-        number = _number(fields, sample)
-        made = spectrum_figure([(a, paper_data.shown(fields, a, [number])) for a in fields.shapes], number)
+    elif figure in ("selection", "truncation", "spectrum"):
+        made = _of_fields(figure, given, place, sample, samples, channel, modes)
     else:
-        from transform_once.reports.paper_predictions import predictions_figure
-        from transform_once.reports.paper_rollout import rollout_figure
-        from transform_once.reports.paper_runs import read_groups
-        from transform_once.reports.paper_scaling import scaling_figure
-
-        groups = read_groups(runs, figure, sizes_apart=figure != "scaling")
-        if figure == "scaling":
-            made = scaling_figure(groups)
-        else:
-            draw = predictions_figure if figure == "predictions" else rollout_figure
-            made = draw(groups, given, sample, channel, place)
+        made = _of_runs(figure, runs, given, place, sample, channel)
     if data is not None:
         made = replace(made, name=f"{made.name}-{data.stem}")
     made.show()
     for path in made.save(output):
         print(path)
+
+
+def _of_fields(
+    figure: str,
+    given: "Fields | None",
+    place: "torch.device",
+    sample: int | None,
+    samples: int,
+    channel: int,
+    modes: int | None,
+) -> "PaperFigure":
+    """A figure of the fields that are given, or of some that are made here."""
+    from transform_once.reports import paper_data
+    from transform_once.reports.paper_selection import selection_figure
+    from transform_once.reports.paper_spectrum import spectrum_figure
+    from transform_once.reports.paper_truncation import truncation_figure
+
+    make = paper_data.smoke_fields if figure == "selection" else paper_data.navier_stokes_fields
+    fields = given if given is not None else make(place)
+    if figure == "truncation":
+        return truncation_figure(paper_data.shown(fields, samples=samples), modes)
+    number = _number(fields, sample)
+    if figure == "spectrum":
+        return spectrum_figure([(a, paper_data.shown(fields, a, [number])) for a in fields.shapes], number)
+    whole, one = paper_data.shown(fields, samples=samples), paper_data.shown(fields, samples=[number])
+    return selection_figure(whole, one, number, channel, modes)
+
+
+def _of_runs(
+    figure: str,
+    runs: "Sequence[Path] | None",
+    given: "Fields | None",
+    place: "torch.device",
+    sample: int | None,
+    channel: int,
+) -> "PaperFigure":
+    """A figure of trained models."""
+    from transform_once.reports.paper_predictions import predictions_figure
+    from transform_once.reports.paper_rollout import rollout_figure
+    from transform_once.reports.paper_runs import read_groups
+    from transform_once.reports.paper_scaling import scaling_figure
+
+    groups = read_groups(runs, figure, sizes_apart=figure != "scaling")
+    if figure == "scaling":
+        return scaling_figure(groups)
+    draw = predictions_figure if figure == "predictions" else rollout_figure
+    return draw(groups, given, sample, channel, place)
 
 
 def _number(fields: "Fields", sample: int | None) -> int:
