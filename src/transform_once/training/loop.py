@@ -229,18 +229,14 @@ class Trainer:
             "best": state.best,
             "captured": self.members[0].reason,
         }
-        tensors = {
-            f"{number}.{name}": tensor
-            for number, member in enumerate(self.members)
-            for name, tensor in member.tensors().items()
-        }
-        for number, member in enumerate(self.members):
-            with member.kept_weights():
-                if final and self.folder is not None:
-                    self._keep(number, "last")
-                if final and self.validation is None:
-                    self._keep(number, "model")
-        if self.folder is None or not self.place.leads:
+        if final:
+            for number, member in enumerate(self.members):
+                with member.kept_weights():
+                    self._keep_last(number)
+        if self.folder is None:
+            return
+        tensors = {} if final else self._tensors()  # all processes put shards together, one writes
+        if not self.place.leads:
             return
         folders.write_history(self.folder, state.history)
         if final:
@@ -249,6 +245,21 @@ class Trainer:
             folders.write_checkpoint(self.folder, tensors, state)
             folders.write_description(self.folder, self.description)
         self.saved = time.monotonic()
+
+    def _keep_last(self, number: int) -> None:
+        """Keep the present weights as the last; without validation data they are the best, too."""
+        if self.folder is not None:
+            self._keep(number, "last")
+        if self.validation is None:
+            self._keep(number, "model")
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        """Everything that changes in training, by member and name."""
+        return {
+            f"{number}.{name}": tensor
+            for number, member in enumerate(self.members)
+            for name, tensor in member.tensors().items()
+        }
 
     def _restore(self) -> None:
         found = None if self.folder is None else folders.read_checkpoint(self.folder)
