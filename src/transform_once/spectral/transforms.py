@@ -23,6 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transform_once import kernels
 from transform_once.spectral.bases import matrix, wave_numbers
 from transform_once.spectral.precision import in_full
 
@@ -351,6 +352,10 @@ _TRANSFORMS: dict[str, Transform] = {t.name: t for t in (_Cosine(), _Fourier(), 
 
 def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     """Product of the matrix `A` with `x` along one of its last three axes."""
+    if x.dtype == torch.float32 and kernels.can_run(x, A):
+        from transform_once.kernels.transform import along
+
+        return along(A, x, axis)
     if axis == -1:
         return x @ A.T
     if axis == -2:

@@ -53,8 +53,19 @@ class Trainer:
         self.state = State(best=[{"epoch": 0, "validation": None} for _ in models], losses=[[] for _ in models])
         self.kept: list[dict[str, torch.Tensor]] = [{} for _ in models]  # best weights, where there is no folder
         self.saved = time.monotonic()
+        self.description["set_up_seconds"] = self._capture()
         self._restore()
         self.rate_now = self._rate()
+
+    def _capture(self) -> float:
+        """Let every member capture its steps, of whole batches and of what is left in the end; the seconds it takes."""
+        began, count = time.monotonic(), len(self.source)
+        sizes = {min(count, self.batch_size), count % self.batch_size} - {0}
+        for size in sorted(sizes) if self.members[0].captures else ():
+            batch = self.source.batch(torch.arange(size))
+            for member in self.members:
+                member.capture(batch)
+        return round(time.monotonic() - began, 3)
 
     def run(self, bar: Progress, logs: Sequence[Any]) -> None:
         """Train to the end, or until a signal comes."""

@@ -14,6 +14,7 @@ from abc import abstractmethod
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.spectra import Spectra
@@ -69,6 +70,7 @@ class KSpaceObjective(Objective):
         # take part: √N · shift / scale is added before and taken away after.
         points = math.sqrt(math.prod(spectra.resolution))
         self.constants = [(one.shift.flatten() / one.scale.flatten()) * points for one in spectra.normalization]
+        self.moved_shift = [bool(constant.any()) for constant in self.constants]
         self._cached: dict[torch.device, list[Tensor]] = {}
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
@@ -78,8 +80,8 @@ class KSpaceObjective(Objective):
         X, Y = batch["input"], batch["target"]
         if self._moves:
             motion = draw(self.symmetries, len(X), X.device, generator)
-            X = self._shifted(motion.fourier(self._shifted(X, 0, 1), inputs=True), 0, -1)
-            Y = self._shifted(motion.fourier(self._shifted(Y, 1, 1)), 1, -1)
+            X = motion.fourier(X, inputs=True, constants=self._constants(X, 0))
+            Y = motion.fourier(Y, constants=self._constants(Y, 1))
         with self._autocast(X.device):
             prediction = self.model.kspace(self._scaled(X, 1)).to(Y.dtype)
         prediction = self._scaled(prediction, -1)
@@ -89,7 +91,7 @@ class KSpaceObjective(Objective):
         Z, first = batch["trajectory"], batch["trajectory"].shape[1] - self.steps
         if self._moves:
             motion = draw(self.symmetries, len(Z), Z.device, generator)
-            Z = self._shifted(motion.fourier(self._shifted(Z, 0, 1)), 0, -1)
+            Z = motion.fourier(Z, constants=self._constants(Z, 0))
         with self._autocast(Z.device):
             prediction = kspace_rollout(self.model, self._scaled(Z[:, :first], 1), self.steps).to(Z.dtype)
         prediction = self._scaled(prediction, -1)
@@ -97,6 +99,10 @@ class KSpaceObjective(Objective):
 
     def _relative(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
         """(n, steps, c, *kept) to (n,)."""
+        if kernels.can_run(prediction, target):
+            from transform_once.kernels import loss
+
+            return loss.relative_l2(prediction.flatten(3), target.flatten(3), tail, energy, self._on(tail.device)[2])
         error = self.spectra.squared_error(prediction, target, tail)
         squared_scale = self._on(tail.device)[2]
         # The ratio is taken before it is rounded to the precision of the modes: physical units can be of any size.
@@ -111,14 +117,9 @@ class KSpaceObjective(Objective):
         ratio = math.sqrt(math.prod(self.model.resolution) / math.prod(self.spectra.resolution))
         return Z * ratio**power
 
-    def _shifted(self, Z: Tensor, which: int, sign: int) -> Tensor:
-        if not self.constants[which].any():
-            return Z
-        ndim = len(self.spectra.resolution)
-        constant = self._on(Z.device)[which].to(Z.dtype)
-        moved = Z.flatten(-ndim).clone()
-        moved[..., 0] += sign * constant
-        return moved.unflatten(-1, Z.shape[-ndim:])
+    def _constants(self, Z: Tensor, which: int) -> Tensor | None:
+        """What the shift of the normalisation took off the constant mode, which a change of sign must see."""
+        return self._on(Z.device)[which] if self.moved_shift[which] else None
 
     def _on(self, device: torch.device) -> list[Tensor]:
         """Constants on a device, put there once, so that a captured step finds them."""

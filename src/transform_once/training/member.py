@@ -14,7 +14,7 @@ from transform_once.training.loss import Batch, Objective
 from transform_once.training.optimizers import Average, make_optimizer, set_rate
 from transform_once.training.settings import Training
 
-EAGER_STEPS = 2  # of each batch size before its step is captured: libraries set themselves up in them
+EAGER_STEPS = 2  # before a step is captured: libraries set themselves up in them
 
 
 class Member:
@@ -37,7 +37,6 @@ class Member:
         self.average = Average(model, settings.average) if settings.average else None
         self.generator = torch.Generator(place.device)
         self.stream = torch.cuda.Stream(place.device) if self.captures else None
-        self.seen: dict[int, int] = {}
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
 
     def order(self, epoch: int, count: int) -> Tensor:
@@ -96,15 +95,43 @@ class Member:
         return loss.detach()
 
     def _captured(self, batch: Batch, count: int) -> Tensor:
-        if count in self.graphs:
-            graph, static, loss = self.graphs[count]
-            for name, tensor in batch.items():
-                static[name].copy_(tensor)
-            graph.replay()
-            return loss.clone()
-        self.seen[count] = self.seen.get(count, 0) + 1
-        if not self.captures or self.seen[count] <= EAGER_STEPS:
+        if count not in self.graphs:
             return self._update(batch, count)
+        graph, static, loss = self.graphs[count]
+        for name, tensor in batch.items():
+            static[name].copy_(tensor)
+        graph.replay()
+        return loss.clone()
+
+    def capture(self, batch: Batch) -> None:
+        """Compile and capture the step of batches of this size, and leave everything as it was.
+
+        To be called before training: kernels and libraries take their time to set up, which is not that of training.
+        """
+        if self.stream is None or not self.captures:
+            return
+        kept = {name: tensor.clone() for name, tensor in self.model.state_dict().items()}
+        average = {} if self.average is None else {name: one.clone() for name, one in self.average.tensors.items()}
+        count = len(next(iter(batch.values())))
+        self.stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self.stream):
+            set_rate(self.optimizer, 0.0)
+            self.generator.manual_seed(0)
+            for _ in range(EAGER_STEPS):
+                self._update(batch, count)
+            self._record(batch, count)
+        self.finish()
+        torch.cuda.synchronize()
+        with torch.no_grad():
+            for name, tensor in self.model.state_dict().items():
+                tensor.copy_(kept[name])
+            for name, one in average.items():
+                self.average.tensors[name].copy_(one)  # type: ignore[union-attr]
+            for state in self.optimizer.state.values():
+                for value in state.values():
+                    value.zero_()
+
+    def _record(self, batch: Batch, count: int) -> None:
         static = {name: tensor.clone() for name, tensor in batch.items()}
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.generator)
@@ -116,10 +143,8 @@ class Member:
             torch.cuda.synchronize()
             self.captures, self.reason = False, f"eager: {str(error).splitlines()[0]}"
             self.generator = torch.Generator(self.place.device).manual_seed(0)
-            return self._update(batch, count)
+            return
         self.graphs[count] = (graph, static, loss)
-        graph.replay()
-        return loss.clone()
 
     def tensors(self) -> Batch:
         """Everything that changes in training, by name: weights, optimiser and average. All processes must ask."""
@@ -142,7 +167,9 @@ class Member:
             saved = {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
             state = self.optimizer.state[parameter]
             for name, value in saved.items():
-                if value.shape == parameter.shape:
+                if name in state:  # a captured step knows where it lies
+                    fill(state[name], value)
+                elif value.shape == parameter.shape:
                     state[name] = torch.zeros_like(parameter)
                     fill(state[name], value)
                 else:  # a counter of steps, which lies beside its parameter where one kernel updates them

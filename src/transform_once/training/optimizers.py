@@ -1,5 +1,6 @@
 """Optimisers (AdamW, Muon), the learning rate over a run, and the moving average of the weights."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.adamw import adamw
 
+from transform_once import kernels
 from transform_once.models.fno import SpectralConvolution
 from transform_once.models.layers import AxisMixing, SetMixing, T1Layer
 from transform_once.models.operator import check_choice
@@ -185,6 +187,13 @@ class Muon(torch.optim.Optimizer):
         for p in parameters:
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
+        fused = [_has_kernel(group, p, g) for p, g in zip(parameters, gradients, strict=True)]
+        for p, g in itertools.compress(zip(parameters, gradients, strict=True), fused):
+            self._muon_kernel(group, p, g)
+        plain = [not one for one in fused]
+        parameters, gradients = list(itertools.compress(parameters, plain)), list(itertools.compress(gradients, plain))
+        if not parameters:
+            return
         momenta = [self.state[p]["momentum"] for p in parameters]
         torch._foreach_lerp_(momenta, gradients, 1 - group["momentum"])
         updates = torch._foreach_lerp(gradients, momenta, group["momentum"])
@@ -192,6 +201,17 @@ class Muon(torch.optim.Optimizer):
         if group["weight_decay"]:
             torch._foreach_mul_(parameters, 1 - group["lr"] * group["weight_decay"])
         torch._foreach_sub_(parameters, steps)
+
+    def _muon_kernel(self, group: dict[str, Any], p: Tensor, gradient: Tensor) -> None:
+        """The same for a batch of small matrices by one kernel."""
+        from transform_once.kernels.muon import muon_step
+
+        rate = group["lr"] if isinstance(group["lr"], Tensor) else torch.full((), group["lr"], device=p.device)
+        size = STEP_SIZE * math.sqrt(max(p.shape[-2:]))
+        muon_step(
+            *(p, gradient, self.state[p]["momentum"], rate, group["momentum"], group["weight_decay"]),
+            *(size, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS),
+        )
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         on_device = group["capturable"] or group["fused"]
@@ -218,6 +238,15 @@ class Muon(torch.optim.Optimizer):
             eps=group["eps"],
             maximize=False,
         )
+
+
+def _has_kernel(group: dict[str, Any], p: Tensor, gradient: Tensor) -> bool:
+    """Whether one kernel can take the whole step: real matrices in the last two axes, small, in float32."""
+    if group["columns"] != 1 or group["pairs"] or p.dtype != torch.float32 or not kernels.can_run(p, gradient):
+        return False
+    from transform_once.kernels.muon import LARGEST
+
+    return max(p.shape[-2:]) <= LARGEST and p.is_contiguous() and gradient.is_contiguous()
 
 
 def _orthogonalized(

@@ -43,7 +43,7 @@ class Plan:
 
     def objective(self, model: Operator) -> Objective:
         """The model with its error."""
-        precision, steps = self.settings.precision, self.settings.steps
+        precision, steps = self.settings.precision or "float32", self.settings.steps
         if isinstance(self.train, Spectra):
             assert isinstance(model, SpectralOperator)  # told to the type checker
             return KSpaceObjective(model, self.train, self.symmetries, precision, steps)

@@ -5,6 +5,8 @@ import math
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import torch
+
 from transform_once.data.normalization import KINDS
 from transform_once.messages import nearest
 from transform_once.models.operator import check_choice
@@ -38,7 +40,7 @@ class Training:
         average: Decay of the exponential moving average of the weights, such as 0.999, which is then what is validated
             and kept; null: none.
         precision: Of the products inside the model: "float32", "tf32" (on GPUs) or "bfloat16"; weights, transforms and
-            errors are always in float32.
+            errors are always in float32. null: bfloat16 on GPUs that have it, float32 elsewhere.
         normalization: "none", "standard" (mean 0, variance 1) or "unit" (range 0 to 1), per channel of the training
             data.
         symmetries: Whether to move each sample by a random symmetry that the data set declares.
@@ -67,7 +69,7 @@ class Training:
     period: int = 32
     clip: float | None = None
     average: float | None = None
-    precision: Literal["float32", "tf32", "bfloat16"] = "float32"
+    precision: Literal["float32", "tf32", "bfloat16"] | None = None
     normalization: Literal["none", "standard", "unit"] = "standard"
     symmetries: bool = True
     order: int = 1
@@ -85,7 +87,7 @@ class Training:
         for name, choices in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
-            ("precision", PRECISIONS),
+            ("precision", (None, *PRECISIONS)),
             ("normalization", KINDS),
             ("sharding", SHARDINGS),
             ("order", (0, 1, 2)),
@@ -116,12 +118,14 @@ class Training:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
 
-    def resolved(self, samples: int) -> "Training":
-        """The same with nothing left open, for so many samples to train on."""
+    def resolved(self, samples: int, device: torch.device, dtype: torch.dtype = torch.float32) -> "Training":
+        """The same with nothing left open, for so many samples to train on, a device, and the dtype of the weights."""
         batch_size = self.batch_size or min(MOST_SAMPLES, max(4, samples // 20))
         per_epoch = math.ceil(samples / batch_size)
         epochs = self.epochs or min(500, max(20, math.ceil(STEPS / per_epoch)))
-        return dataclasses.replace(self, batch_size=batch_size, epochs=epochs)
+        has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        usual: Literal["bfloat16", "float32"] = "bfloat16" if has_bfloat16 and dtype == torch.float32 else "float32"
+        return dataclasses.replace(self, batch_size=batch_size, epochs=epochs, precision=self.precision or usual)
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""

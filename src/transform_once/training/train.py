@@ -59,7 +59,7 @@ def train(
         if place.leads:
             place.wait()
         source = plan.source(place.device)
-        chosen = chosen.resolved(len(source))
+        chosen = chosen.resolved(len(source), place.device, next(model.parameters()).dtype)
         plan = dataclasses.replace(plan, settings=chosen)
         models = _members(model, chosen)
         for one in models:

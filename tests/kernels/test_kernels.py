@@ -1,0 +1,190 @@
+"""Every kernel against its twin in plain torch, in float64: values and gradients."""
+
+import pytest
+import torch
+
+import transform_once as t1
+from transform_once import kernels
+from transform_once.data.symmetries import Symmetry, draw
+from transform_once.kernels import head, layer, lift, loss, motion, muon, norm, transform
+from transform_once.models.layers import T1Layer
+from transform_once.models.unet import BatchNorm
+from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
+from transform_once.spectral.bases import matrix
+from transform_once.training import optimizers
+
+pytestmark = pytest.mark.usefixtures("full")
+
+
+def relative(found, expected):
+    return ((found.double() - expected).norm() / expected.norm().clamp_min(1e-30)).item()
+
+
+def gradients(output, inputs, seed=7):
+    weights = torch.randn(output.shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return torch.autograd.grad(output, inputs, weights.to(output.device, output.dtype))
+
+
+@pytest.mark.parametrize("activation", ["gelu", "sine"])
+@pytest.mark.parametrize(
+    ("block", "width", "batch"),
+    [((7, 6), 5, 9), ((17, 5), 3, 17), ((9,), 4, 16), ((3, 4, 5), 2, 8), ((33, 2), 2, 66)],
+    ids=str,
+)
+def test_a_layer_and_its_gradients(device, block, width, batch, activation):
+    torch.manual_seed(0)
+    plain = T1Layer(width, block, activation=activation).to(device, torch.float64)
+    weights = [plain.weight, *plain.mixing.weights]
+    Z = torch.randn(width, plain.weight.shape[0], batch, device=device, dtype=torch.float64, requires_grad=True)
+    expected = plain(Z)
+    own = [tensor.detach().float().requires_grad_() for tensor in (Z, *weights)]
+    found = layer.fused_layer(own[0], activation == "sine", own[1], own[2:])
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, own), gradients(expected, [Z, *weights]), strict=True):
+        assert relative(one, other) < 2e-6
+    with torch.no_grad():
+        assert torch.equal(layer.fused_layer(own[0], activation == "sine", own[1], own[2:]), found)
+
+
+@pytest.mark.parametrize(("width", "modes"), [(8, 50), (3, 7), (48, 5)])
+def test_the_product_with_single_samples(device, width, modes):
+    torch.manual_seed(0)
+    Z = torch.randn(width, modes, 1, device=device, requires_grad=True)
+    W = torch.randn(modes, width, width, device=device, requires_grad=True)
+    expected = torch.bmm(W.double(), Z.double().transpose(0, 1)).transpose(0, 1)
+    found = layer.single_product(Z, W)
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, [Z, W]), gradients(expected, [Z, W]), strict=True):
+        assert relative(one, other.double()) < 1e-6
+
+
+def test_the_lift_and_its_gradients(device):
+    torch.manual_seed(0)
+    model = t1.T1(2, 1, (12, 10), modes=(5, 6), width=7, depth=1).to(device)
+    X = torch.randn(2, 30, 4, device=device, requires_grad=True)
+    weights = [model.lift.weight, model.lift.bias]
+    found = lift.fused_lift(X, model.lift.coordinates, *weights)
+    expected = model.lift.double()(X.double())
+    assert relative(found, expected) < 1e-5
+    other = gradients(expected, [X, model.lift.weight, model.lift.bias])
+    single = [weight.detach().float().requires_grad_() for weight in weights]
+    found = lift.fused_lift(X, model.lift.coordinates.float(), *single)
+    for one, two in zip(gradients(found, [X, *single]), other, strict=True):
+        assert relative(one, two.double()) < 2e-3  # sums over all modes are in tf32 on a GPU
+
+
+@pytest.mark.parametrize("outputs", [1, 3])
+def test_the_head_and_its_gradients(device, outputs):
+    torch.manual_seed(0)
+    Z = torch.randn(11, 13, 10, device=device, dtype=torch.float64, requires_grad=True)
+    inner = torch.randn(128, 11, device=device, dtype=torch.float64, requires_grad=True)
+    outer = torch.randn(outputs, 128, device=device, dtype=torch.float64, requires_grad=True)
+    expected = (outer @ torch.sin(inner @ Z.flatten(1))).unflatten(1, Z.shape[1:])
+    own = [tensor.detach().float().requires_grad_() for tensor in (Z, inner, outer)]
+    found = head.fused_head(*own)
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, own), gradients(expected, [Z, inner, outer]), strict=True):
+        assert relative(one, other) < 2e-6
+
+
+@pytest.mark.parametrize("symmetries", [NAVIER_STOKES_SYMMETRIES, (Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),)])
+@pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["pairs", "frames"])
+def test_motions_of_coefficients(device, symmetries, lead):
+    torch.manual_seed(0)
+    X = torch.randn(6, *lead, 7, 7, device=device, dtype=torch.float64)
+    constants = torch.tensor([0.3, -2.0], device=device, dtype=torch.float64)
+    moves = draw(symmetries, 6, device)
+    table = moves.table
+    for inputs in (False, True):
+        for added in (None, constants):
+            swapped = table.permuted[0] if table.permutations else None
+            factors = table.input_factors if inputs else table.factors
+            tables = (moves.choice, moves.shift, table.signs, table.offset, table.direction, factors, swapped)
+            found = motion.move_fourier(X.float(), *tables, added)
+            assert relative(found, moves.fourier(X, inputs=inputs, constants=added)) < 1e-6
+
+
+@pytest.mark.parametrize(("frames", "channels", "modes"), [(1, 1, 49), (3, 2, 1500)])
+def test_the_loss_and_its_gradient(device, frames, channels, modes):
+    torch.manual_seed(0)
+    shape = (5, frames, channels, modes)
+    target = torch.randn(shape, device=device)
+    # As models give it: the batch last in memory.
+    prediction = torch.randn(frames, channels, modes, 5, device=device).permute(3, 0, 1, 2).requires_grad_()
+    tail = torch.rand(5, frames, channels, device=device, dtype=torch.float64)
+    energy = 1 + torch.rand(5, frames, channels, device=device, dtype=torch.float64)
+    scales = torch.rand(channels, device=device, dtype=torch.float64)
+    error = (prediction.double() - target).square().sum(-1) + tail
+    expected = ((scales * error).sum((1, 2)) / energy.sum((1, 2))).sqrt()
+    found = loss.relative_l2(prediction, target, tail, energy, scales)
+    assert relative(found, expected) < 1e-6
+    (one,), (other,) = gradients(found, [prediction]), gradients(expected, [prediction])
+    assert relative(one, other.double()) < 1e-6
+
+
+@pytest.mark.parametrize("name", ["dct", "fourier"])
+@pytest.mark.parametrize(("size", "modes"), [((70,), 9), ((20, 33), (5, 31)), ((9, 6, 7), (3, 6, 7))], ids=str)
+def test_transforms_there_and_back(device, name, size, modes):
+    torch.manual_seed(0)
+    T, ndim = t1.get_transform(name), len(size)
+    x = torch.randn(3, 2, *size, device=device, dtype=torch.float64, requires_grad=True)
+    single = x.detach().float().requires_grad_()
+    expected, found = T.forward(x, ndim, modes), single
+    for axis in range(-ndim, 0):
+        A = matrix(name, size[axis], expected.shape[axis], torch.float32, device)
+        found = transform.along(A, found, axis)
+    assert relative(found, expected) < 1e-6
+    (one,), (other,) = gradients(found, [single]), gradients(expected, [x])
+    assert relative(one, other) < 1e-6
+    back = found
+    for axis in range(-ndim, 0):
+        back = transform.along(matrix(name, size[axis], back.shape[axis], torch.float32, device).T, back, axis)
+    assert relative(back, T.inverse(expected, ndim, size)) < 1e-6
+
+
+def test_a_step_of_muon(device):
+    torch.manual_seed(0)
+    sizes = (optimizers.NEWTON_SCHULZ, optimizers.NEWTON_SCHULZ_STEPS)
+    W, G, M = (torch.randn(6, 20, 12, device=device) for _ in range(3))
+    G[2] = 0
+    M[2] = 0
+    new = 0.95 * M + 0.05 * G
+    steps = optimizers.orthogonalize((0.05 * G + 0.95 * new).double()).float()
+    expected = (1 - 0.01 * 0.1) * W - 0.01 * 3.0 * steps
+    before = W.clone()
+    muon.muon_step(W, G, M, torch.tensor(0.01, device=device), 0.95, 0.1, 3.0, *sizes)
+    assert torch.allclose(M, new, atol=1e-6)
+    # The rounds run in bfloat16 on a GPU, which training does not feel; Triton's interpreter has no such products.
+    if device.type == "cuda":
+        assert (W - expected).abs().max() < 0.05 * (expected - before).abs().max()
+    assert torch.allclose(W[2], (1 - 0.01 * 0.1) * before[2])
+
+
+@pytest.mark.parametrize("shape", [(5, 7, 3, 4), (70, 40, 2), (2, 3, 2, 3, 2)], ids=str)
+def test_batch_norm_and_its_gradients(device, shape):
+    torch.manual_seed(0)
+    plain = BatchNorm(shape[1]).to(device, torch.float64).train()
+    x = (100 + torch.randn(shape, device=device, dtype=torch.float64)).requires_grad_()
+    with torch.no_grad():
+        plain.weight.uniform_(0.5, 2)
+        plain.bias.uniform_(-1, 1)
+    own = [tensor.detach().float().requires_grad_() for tensor in (x, plain.weight, plain.bias)]
+    running = [plain.running_mean.float(), plain.running_variance.float()]
+    found = norm.batch_norm(*own, *running, plain.momentum, plain.epsilon)
+    expected = plain(x)
+    assert relative(found, expected) < 1e-4  # the mean is a hundred times the spread
+    assert relative(running[0], plain.running_mean) < 1e-6
+    assert relative(running[1], plain.running_variance) < 1e-4
+    others = gradients(expected, [x, plain.weight, plain.bias])
+    for one, other in zip(gradients(found, own), others, strict=True):
+        assert relative(one, other) < 1e-4
+
+
+def test_kernels_leave_the_plain_way_to_all_that_torch_must_follow(device):
+    x = torch.randn(3, device=device)
+    assert kernels.can_run(x) == (device.type == "cuda")
+    assert not kernels.can_run(x.double())
+    assert not kernels.can_run(x, x.cpu())
+    seen = []
+    torch.vmap(lambda row: seen.append(kernels.can_run(row)) or row)(x[:, None])
+    assert seen == [False]
