@@ -1,14 +1,20 @@
-"""What the benchmark scripts share: hardware and versions, interleaved timing, tables as text and CSV."""
+"""What the benchmark scripts share: hardware and versions, interleaved timing, tables that grow, bars."""
 
+import argparse
 import csv
+import gc
 import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 import torch
+
+from transform_once.files import atomic_path
+
+Row = dict[str, object]
 
 
 def hardware(device: str = "cpu") -> str:
@@ -102,3 +108,106 @@ def report(rows: list[dict[str, object]], name: str, device: str = "cpu") -> Non
         writer.writeheader()
         writer.writerows(rows)
     temporary.replace(path)
+
+
+def arguments(description: str | None) -> argparse.ArgumentParser:
+    """The options of every script that fills a table over several calls."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=device, choices=("cpu", "cuda"))
+    parser.add_argument("--output", type=Path, help="folder of the table; by default named after the hardware")
+    parser.add_argument("--only", default="", help="measure only rows whose name matches this regular expression")
+    parser.add_argument("--seconds", type=float, help="begin no row after so many; the same command continues")
+    parser.add_argument("--draw", action="store_true", help="measure nothing, draw the table in the output folder")
+    return parser
+
+
+class Table:
+    """A CSV that is written after every row. What was measured is not measured again, what failed is."""
+
+    def __init__(self, options: argparse.Namespace, name: str, keys: Sequence[str], values: Sequence[str]) -> None:
+        folder: Path = options.output or results_folder(options.device)
+        folder.mkdir(parents=True, exist_ok=True)
+        self.options, self.keys, self.path = options, tuple(keys), folder / f"{name}.csv"
+        self.columns = (*keys, *values, "error")
+        self.rows: list[Row] = []
+        if self.path.exists():
+            with self.path.open(newline="") as file:
+                self.rows = [*csv.DictReader(line for line in file if not line.startswith("#"))]
+
+    def find(self, job: Row) -> Row | None:
+        """The row of a job, if it has been measured."""
+        same = (row for row in self.rows if all(str(row[key]) == str(job[key]) for key in self.keys))
+        return next((row for row in same if not row["error"]), None)
+
+    def fill(self, jobs: Iterable[Row], work: Callable[[Row], Row]) -> None:
+        """Measure the jobs that are missing, as far as the options ask for them; one that fails does not end it."""
+        began = time.monotonic()
+        for job in jobs:
+            name = ", ".join(str(job[key]) for key in self.keys)
+            if self.find(job) or not re.search(self.options.only, name):
+                continue
+            if self.options.seconds is not None and time.monotonic() - began > self.options.seconds:
+                print(f"not begun: {name}", flush=True)
+                continue
+            try:
+                values = work(job)
+            except Exception as error:
+                values = {"error": f"{type(error).__name__}: {error}".splitlines()[0]}
+            self._add({**dict.fromkeys(self.columns, ""), **job, **values})
+            gc.collect()
+            if self.options.device == "cuda":
+                torch.cuda.synchronize()  # after an error that the device does not survive nothing can be measured
+                torch.cuda.empty_cache()
+
+    def _add(self, row: Row) -> None:
+        self.rows = [old for old in self.rows if any(str(old[key]) != str(row[key]) for key in self.keys)] + [row]
+        with atomic_path(self.path) as temporary, temporary.open("w", newline="") as file:
+            file.write(f"# {describe(self.options.device)}\n")
+            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(self.rows)
+        print("  ".join(f"{key}={value}" for key, value in row.items() if value != ""), flush=True)
+
+    def draw(self, label: Callable[[Row], str], group: str, value: str, floor: str, unit: str) -> None:
+        """The measured rows as bars beside the table, with a line at the floor, coloured by the column `group`."""
+        from matplotlib import rc_context
+        from matplotlib.figure import Figure
+
+        from transform_once.reports.curves import COLOURS, STYLE
+
+        rows = [row for row in self.rows if row[value]]
+        if not rows:
+            raise SystemExit(f"{self.path} has no rows to draw")
+        groups = list(dict.fromkeys(str(row[group]) for row in rows))
+        with rc_context(STYLE):
+            figure = Figure(figsize=(8, 1 + 0.2 * len(rows)), layout="constrained")
+            axes = figure.subplots()
+            for number, row in enumerate(rows):
+                length, colour = float(str(row[value])), COLOURS[groups.index(str(row[group])) % len(COLOURS)]
+                axes.barh(number, length, color=colour, height=0.7)
+                axes.text(
+                    length, number, f" {length:.3g}" if length < 1000 else f" {length:,.0f}", va="center", fontsize=7
+                )
+                if row.get(floor):
+                    axes.plot([float(str(row[floor]))] * 2, [number - 0.35, number + 0.35], color="black", lw=1.5)
+            axes.set_yticks(range(len(rows)), [label(row) for row in rows], fontsize=7)
+            axes.set(xscale="log", xlabel=f"{unit}; black: floor" if floor else unit, ylim=(len(rows) - 0.4, -0.6))
+            axes.grid(axis="y", visible=False)
+            with atomic_path(self.path.with_suffix(".png")) as temporary:
+                figure.savefig(temporary, format="png", dpi=150)
+        print(self.path.with_suffix(".png"))
+
+
+def middle(times: Sequence[float]) -> tuple[float, float]:
+    """Median and range of a few repeats."""
+    return statistics.median(times), max(times) - min(times)
+
+
+def step_milliseconds(history: Sequence[Mapping[str, float | int | None]]) -> float:
+    """Of one step of all members in the second half of a run of `t1.train`, when steps are captured, caches warm."""
+    rows = [row for row in history if row["member"] == 0]
+    first, last = rows[(len(rows) - 1) // 2], rows[-1]
+    if first is last:
+        raise ValueError("one epoch has no second half: train for more")
+    return 1e3 * (last["seconds"] - first["seconds"]) / (last["step"] - first["step"])

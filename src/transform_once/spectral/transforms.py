@@ -203,8 +203,7 @@ class _RealTransform(Transform):
             raise ValueError(f"expected a grid of at least {held} points, one for each kept mode; got {grid}")
 
     def _analyse(self, x: Tensor, ndim: int, block: tuple[int, ...]) -> Tensor:
-        # The first axis first: each field then meets the matrix while it is in cache, and what follows is small.
-        for axis in range(-ndim, 0):
+        for axis in _order(x, ndim):
             n, m = x.shape[axis], block[axis]
             if n * m > MATRIX_ENTRIES:
                 x = self._fft(x.movedim(axis, -1), m).movedim(-1, axis)
@@ -213,7 +212,7 @@ class _RealTransform(Transform):
         return x
 
     def _synthesise(self, X: Tensor, ndim: int, grid: tuple[int, ...]) -> Tensor:
-        for axis in range(-1, -ndim - 1, -1):
+        for axis in reversed(_order(X, ndim)):
             n, m = grid[axis], X.shape[axis]
             if n * m > MATRIX_ENTRIES:
                 X = self._ifft(X.movedim(axis, -1), n).movedim(-1, axis)
@@ -348,6 +347,14 @@ class _ComplexFourier(Transform):
 
 
 _TRANSFORMS: dict[str, Transform] = {t.name: t for t in (_Cosine(), _Fourier(), _ComplexFourier())}
+
+
+def _order(x: Tensor, ndim: int) -> range:
+    """The axis that meets the whole field comes first: what follows is small.
+
+    On a CPU the first axis, since each field is then in cache; for the kernels the last, whose lines lie in a row.
+    """
+    return range(-1, -ndim - 1, -1) if kernels.can_run(x) else range(-ndim, 0)
 
 
 def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:

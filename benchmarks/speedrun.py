@@ -1,0 +1,310 @@
+"""The most accurate surrogate per second of training: relative L2 against seconds, for T1, T1+ and a correct FNO.
+
+    python benchmarks/speedrun.py search --seconds 560    # every candidate, 12 s each, judged on validation pairs
+    python benchmarks/speedrun.py final --seconds 560     # the best of each model: all budgets, three seeds, test pairs
+    python benchmarks/speedrun.py li --seconds 560        # both for ten frames to ten frames at ν=1e-5
+    python benchmarks/speedrun.py records --page docs/speedrun.md
+    python benchmarks/speedrun.py search --device cpu --resolution 16 --samples 40 --held-out 10 --budgets 1    # a toy
+
+The rules are in docs/speedrun.md, what is tried in speedrun.yaml. Finished rows are skipped, and no run is begun that
+would not end within `--seconds`: the same command continues. `--change` names what is new in the code; its rows are
+new ones.
+"""
+
+import argparse
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from common import results_folder
+from orbits import elements, orbit_average, predictor
+from runs import Deadline, Row, Table, run_rows, train_for
+from speedrun_records import write_records
+
+import transform_once as t1
+from transform_once.config import Model
+from transform_once.models.operator import Operator
+from transform_once.processes import choose_device
+from transform_once.solvers import datasets
+from transform_once.studies.navier_stokes_protocol import strict
+from transform_once.training.loss import relative_l2
+from transform_once.training.settings import settings_from
+
+PROTOCOL = Path(__file__).with_suffix(".yaml")
+KEY = ("flow", "model", "candidate", "change", "budget", "seed", "resolution", "train", "configuration")
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One way to make and train a model: what is not left at its default."""
+
+    model: Mapping[str, Any]
+    train: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def configuration(self) -> str:
+        return json.dumps({"model": dict(self.model), "train": dict(self.train)}, sort_keys=True)
+
+
+@dataclass(frozen=True)
+class Flow:
+    """A task: its data, the budgets in seconds, and the candidates by model and name."""
+
+    viscosity: float
+    time: float
+    search: Sequence[float]
+    budgets: Sequence[float]
+    candidates: Mapping[str, Mapping[str, Any]]
+    frames: int = 0
+    tolerance: float | None = None  # of the solver, where it is not the protocol's
+    targets: Mapping[float, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """What is fixed before the runs; the comments in the file say what each entry is."""
+
+    resolution: int
+    seed: int
+    tolerance: float
+    train: int
+    held_out: int
+    search_seed: int
+    seeds: Sequence[int]
+    shifts: int
+    common: Mapping[str, Any]
+    flows: Mapping[str, Flow]
+
+    def candidates(self, flow: str, model: str) -> dict[str, Candidate]:
+        """By name, the settings that all have in common among them."""
+        found = {}
+        for name, given in self.flows[flow].candidates[model].items():
+            made = strict(Candidate, given, f"candidate {name} of {model}")
+            found[name] = Candidate({"name": model, **made.model}, {**self.common, **made.train})
+        return found
+
+
+def load_protocol(path: Path = PROTOCOL, **changed: Any) -> Protocol:
+    """The protocol of a file with some entries changed, after a check that all models may try equally much."""
+    given = {**yaml.safe_load(path.read_text()), **changed}
+    flows = {name: strict(Flow, flow, f"flow {name}") for name, flow in given["flows"].items()}
+    if "tolerance" in changed:
+        flows = {name: replace(flow, tolerance=None) for name, flow in flows.items()}
+    protocol = strict(Protocol, {**given, "flows": flows}, path.name)
+    for name, flow in flows.items():
+        counts = {model: len(candidates) for model, candidates in flow.candidates.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"all models of {name} must have the same number of candidates; got {counts}")
+        for model in counts:
+            for candidate in protocol.candidates(name, model).values():
+                strict(Model, candidate.model, f"a model of {name}")
+                settings_from(dict(candidate.train))
+    return protocol
+
+
+@dataclass(frozen=True)
+class Speedrun:
+    """The protocol at work: where its data and rows are, and on which device it runs."""
+
+    protocol: Protocol
+    output: Path
+    data: Path
+    device: torch.device
+    change: str
+    chosen_by: str  # the change whose search the candidates are chosen by
+    only: Sequence[str]
+    deadline: Deadline
+
+    @cached_property
+    def searched(self) -> Table:
+        return Table(self.output / "speedrun_search.csv", KEY)
+
+    @cached_property
+    def finals(self) -> Table:
+        return Table(self.output / "speedrun.csv", KEY)
+
+    def search(self, flow: str, budgets: Sequence[float] = ()) -> int:
+        """Try all candidates; returns how many runs are left."""
+        seed = self.protocol.search_seed
+        jobs = [
+            self._job(flow, model, name, budget, seed)
+            for budget in budgets or self.protocol.flows[flow].search
+            for model in self.protocol.flows[flow].candidates
+            for name in self.protocol.candidates(flow, model)
+        ]
+        return self._run(flow, self.searched, jobs, tested=False)
+
+    def final(self, flow: str, budgets: Sequence[float] = ()) -> int:
+        """Train the chosen candidates with all seeds and test them, once each; returns how many runs are left."""
+        jobs = [
+            self._job(flow, model, self._chosen(flow, model, budget), budget, seed)
+            for budget in budgets or self.protocol.flows[flow].budgets
+            for seed in self.protocol.seeds
+            for model in self.protocol.flows[flow].candidates
+        ]
+        return self._run(flow, self.finals, jobs, tested=True)
+
+    def _chosen(self, flow: str, model: str, budget: float) -> str:
+        """The candidate with the lowest validation error, at the nearest budget that everything was tried with."""
+        seed, models = self.protocol.search_seed, self.protocol.flows[flow].candidates
+        tried = sorted({float(row["budget"]) for row in self.searched.rows if row["flow"] == flow})
+
+        def job(one: str, name: str, at: float) -> Row:
+            return {**self._job(flow, one, name, at, seed), "change": self.chosen_by}
+
+        everything = [(one, name) for one in models for name in self.protocol.candidates(flow, one)]
+        complete = [at for at in tried if all(self.searched.find(job(*pair, at)) for pair in everything)]
+        if not complete:
+            raise ValueError(f"the search of {flow} is not complete in {self.searched.path}: run search first")
+        nearest = min(complete, key=lambda at: abs(math.log(at / budget)))
+        errors = {}
+        for name in self.protocol.candidates(flow, model):
+            row = self.searched.find(job(model, name, nearest))
+            errors[name] = float(row["validation"]) if row and row["validation"] else math.inf
+        return min(errors, key=lambda name: errors[name])
+
+    def _job(self, flow: str, model: str, candidate: str, budget: float, seed: int) -> Row:
+        protocol = self.protocol
+        about = {"flow": flow, "model": model, "candidate": candidate, "change": self.change, "budget": float(budget)}
+        about |= {"seed": seed, "resolution": protocol.resolution, "train": protocol.train}
+        return {**about, "configuration": protocol.candidates(flow, model)[candidate].configuration}
+
+    def _run(self, flow: str, table: Table, jobs: Sequence[Row], tested: bool) -> int:
+        wanted = [job for job in jobs if set(self.only) <= {flow, job["model"], job["candidate"]}]
+        if all(table.finished(job) for job in wanted):
+            return 0
+        parts = self._parts(flow)
+        return run_rows(table, wanted, lambda job: self._row(job, parts, tested), self.deadline, self.device)
+
+    def _row(self, job: Row, parts: Mapping[str, t1.Fields], tested: bool) -> Row:
+        protocol, budget = self.protocol, float(job["budget"])
+        candidate = protocol.candidates(job["flow"], job["model"])[job["candidate"]]
+        rolled = "history" in candidate.train
+        train, validation, test = (task(parts[name], rolled) for name in ("train", "validation", "test"))
+
+        def make() -> Operator:
+            given = strict(Model, at_resolution(candidate.model, protocol.resolution), "a model")
+            return given.build(train, candidate.train.get("history", 0), job["seed"])[0]
+
+        settings = {**candidate.train, "seed": job["seed"]}
+        name = f"{job['flow']} {job['configuration']}"
+        model, row = train_for(budget, make, train, None, settings, self.device, name)
+        row |= {"viscosity": protocol.flows[job["flow"]].viscosity, "validation": _error(model, validation)}
+        if tested:
+            row |= {"test": _error(model, test), "test_orbit": _orbit_error(model, test, protocol.shifts)}
+        return row
+
+    def _parts(self, name: str) -> dict[str, t1.Fields]:
+        """The samples to train on, to choose by and to test on, solved for where they are not there yet."""
+        protocol, flow = self.protocol, self.protocol.flows[name]
+        samples = 2 * protocol.held_out + protocol.train
+        tolerance = flow.tolerance or protocol.tolerance
+        about = f"{samples}-{protocol.resolution}-{tolerance:g}-{protocol.seed}"
+        path = self.data / f"speedrun-{name}-{about}.h5"
+        if not path.exists():
+            self.data.mkdir(parents=True, exist_ok=True)
+            datasets.navier_stokes(
+                path,
+                flow.viscosity,
+                flow.time,
+                samples,
+                protocol.resolution,
+                flow.frames,
+                protocol.seed,
+                tolerance=tolerance,
+                device=str(self.device),
+            )
+        fields = t1.Fields.open(path)
+        if flow.frames:
+            fields = fields.select(frames=slice(1, None))  # the initial field is none of them
+        test, validation, train = fields.split(protocol.held_out, protocol.held_out, protocol.train)
+        return {"train": train.load(), "validation": validation.load(), "test": test.load()}
+
+
+def task(fields: t1.Fields, rolled: bool) -> t1.Fields:
+    """Trajectories as they are for a model that is rolled out; otherwise pairs: half of the frames to the others."""
+    if fields.kind == "pairs" or rolled:
+        return fields
+    frames, half = fields.trajectory[:, :, 0], fields.frames // 2
+    about = {name: getattr(fields.metadata, name) for name in ("grid", "periodic", "source", "seed", "symmetries")}
+    return t1.Fields(input=frames[:, :half], target=frames[:, half:], **about)
+
+
+def at_resolution(model: Mapping[str, Any], resolution: int) -> dict[str, Any]:
+    """The model with modes in proportion to the resolution; they are given for 64."""
+    return {**model, "modes": max(1, model["modes"] * resolution // 64)} if "modes" in model else dict(model)
+
+
+def _error(model: Operator, fields: t1.Fields) -> float | None:
+    found: float | None = t1.evaluate(model, fields, progress=False)["relative_l2"]
+    return found
+
+
+def _orbit_error(model: Operator, fields: t1.Fields, shifts: int) -> float:
+    """The error of predictions that are averaged over the symmetric orbit of their input."""
+    orbit = elements([t1.Symmetry.from_dict(one) for one in fields.metadata.symmetries], shifts)
+    if fields.kind == "pairs":
+        prediction = orbit_average(predictor(model), fields.input, fields, orbit)
+        return float(relative_l2(prediction, fields.target.double()).mean())
+    half = fields.frames // 2
+    first, last = fields.trajectory.split([half, fields.frames - half], 1)
+    prediction = orbit_average(predictor(model, fields.frames - half), first, fields, orbit)
+    return float(relative_l2(prediction, last.double()).mean())
+
+
+def _stages(speedrun: Speedrun, stage: str, budgets: Sequence[float]) -> Iterator[int]:
+    """Runs that are left, stage by stage."""
+    flows = [name for name, flow in speedrun.protocol.flows.items() if bool(flow.frames) == (stage == "li")]
+    for flow in flows:
+        if set(speedrun.only) & (set(flows) - {flow}):
+            continue
+        left = speedrun.search(flow, budgets) if stage in ("search", "li") else 0
+        yield left
+        if stage == "final" or (stage == "li" and not left):
+            yield speedrun.final(flow, budgets)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("stage", choices=("search", "final", "li", "records"))
+    parser.add_argument("--seconds", type=float, help="begin no run that would not end within so many seconds")
+    parser.add_argument("--only", nargs="+", default=[], help="names that a run must have: of a flow, model, candidate")
+    parser.add_argument("--budgets", type=float, nargs="+", default=[], help="instead of the protocol's")
+    parser.add_argument("--change", default="first", help="what is new in the code; the rows of each change are kept")
+    parser.add_argument("--chosen-by", help="final: choose by the search of this change instead")
+    parser.add_argument("--device", default="auto")
+    parser.add_argument("--output", type=Path, help="folder of the rows; by default that of the hardware")
+    parser.add_argument("--data", type=Path, default=Path("runs/data"), help="folder for the solver's data")
+    parser.add_argument("--page", type=Path, help="records: the page whose tables are filled")
+    parser.add_argument("--figures", type=Path, default=Path("docs/figures"), help="records: folder of the picture")
+    parser.add_argument("--protocol", type=Path, default=PROTOCOL)
+    parser.add_argument("--resolution", type=int, help="these five instead of the protocol's, for a toy")
+    parser.add_argument("--samples", type=int, help="to train on")
+    parser.add_argument("--held-out", type=int)
+    parser.add_argument("--tolerance", type=float)
+    parser.add_argument("--seeds", type=int, nargs="+")
+    options = parser.parse_args()
+    given = {name: getattr(options, name) for name in ("resolution", "held_out", "tolerance", "seeds")}
+    given["train"] = options.samples
+    changed = {name: value for name, value in given.items() if value is not None}
+    protocol = load_protocol(options.protocol, **changed)
+    device = choose_device(options.device)
+    output = options.output or results_folder(device.type)
+    changes = (options.change, options.chosen_by or options.change)
+    deadline = Deadline(options.seconds)
+    speedrun = Speedrun(protocol, output, options.data, device, *changes, options.only, deadline)
+    if options.stage == "records":
+        print(write_records(protocol, speedrun.searched.rows, speedrun.finals.rows, options.figures, options.page))
+        return
+    left = sum(_stages(speedrun, options.stage, options.budgets))
+    print(f"{left} runs are left, the same command continues" if left else "all that was asked is done")
+
+
+if __name__ == "__main__":
+    main()
