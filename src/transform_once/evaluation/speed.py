@@ -24,6 +24,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from transform_once import kernels
 from transform_once.models.fno import FNO, HEAD_WIDTH, ReleasedFNO
 from transform_once.models.operator import Operator, check_choice
 from transform_once.models.t1 import T1
@@ -194,12 +195,12 @@ def captured(call: Callable[[], object]) -> Callable[[], None]:
     """The call as one CUDA graph: replaying it costs a single launch."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
+    with torch.cuda.stream(side), kernels.recorded():
         for _ in range(3):  # caches and libraries are set up outside the graph
             call()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph), kernels.recorded():
         call()
     return graph.replay
 

@@ -1,11 +1,15 @@
 """Triton kernels for NVIDIA GPUs. Each has a twin in plain torch, which is the reference and runs everywhere else."""
 
+import contextlib
+from collections.abc import Iterator
 from functools import cache
 
 import torch
 from torch import Tensor
 
 REAL = (torch.float32, torch.bfloat16)
+SMALL = 2**21  # numbers; with fewer, Python takes longer to launch a kernel of Triton than torch for all it replaces
+_launching = [True]  # whether Python launches kernels, or is about to record them
 
 
 def can_run(*tensors: Tensor) -> bool:
@@ -19,6 +23,21 @@ def can_run(*tensors: Tensor) -> bool:
     if torch._C._are_functorch_transforms_active():
         return False
     return all(tensor.is_cuda and tensor.dtype in REAL for tensor in tensors) and _present(first.get_device())
+
+
+def pays(numbers: int) -> bool:
+    """Whether so much work is worth a launch from Python; recorded in a CUDA graph, any is."""
+    return numbers >= SMALL or not _launching[-1]
+
+
+@contextlib.contextmanager
+def recorded() -> Iterator[None]:
+    """For the calls that are recorded in a CUDA graph, and for those before that warm up."""
+    _launching.append(False)
+    try:
+        yield
+    finally:
+        _launching.pop()
 
 
 @cache

@@ -145,7 +145,7 @@ class T1Layer(nn.Module):
 
             if isinstance(self.mixing, AxisMixing) and layer.fits(Z, self.weight, self.mixing.weights):
                 return layer.fused_layer(Z, self.activation is torch.sin, self.weight, self.mixing.weights)
-            if Z.shape[2] == 1:
+            if Z.shape[2] == 1 and kernels.pays(self.weight.numel()):
                 return Z + self.mixing(self.activation(layer.single_product(Z, self.weight)))
         branch = torch.bmm(self.weight, Z.transpose(0, 1)).transpose(0, 1)
         return Z + self.mixing(self.activation(branch))

@@ -354,12 +354,16 @@ def _order(x: Tensor, ndim: int) -> range:
 
     On a CPU the first axis, since each field is then in cache; for the kernels the last, whose lines lie in a row.
     """
-    return range(-1, -ndim - 1, -1) if kernels.can_run(x) else range(-ndim, 0)
+    return range(-1, -ndim - 1, -1) if _by_kernel(x) else range(-ndim, 0)
+
+
+def _by_kernel(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and kernels.pays(x.numel()) and kernels.can_run(x)
 
 
 def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     """Product of the matrix `A` with `x` along one of its last three axes."""
-    if x.dtype == torch.float32 and kernels.can_run(x, A):
+    if _by_kernel(x):
         from transform_once.kernels.transform import along
 
         return along(A, x, axis)

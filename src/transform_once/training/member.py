@@ -6,6 +6,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.models.operator import Operator
 from transform_once.processes import World
 from transform_once.spectral.precision import matmul_precision
@@ -114,7 +115,7 @@ class Member:
         average = {} if self.average is None else {name: one.clone() for name, one in self.average.tensors.items()}
         count = len(next(iter(batch.values())))
         self.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(self.stream):
+        with torch.cuda.stream(self.stream), kernels.recorded():
             set_rate(self.optimizer, 0.0)
             self.generator.manual_seed(0)
             for _ in range(EAGER_STEPS):
