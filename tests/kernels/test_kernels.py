@@ -1,12 +1,16 @@
 """Every kernel against its twin in plain torch, in float64: values and gradients."""
 
+import copy
+
 import pytest
 import torch
+from torch.nn import functional
 
 import transform_once as t1
 from transform_once import kernels
 from transform_once.data.symmetries import Symmetry, draw
-from transform_once.kernels import head, layer, lift, loss, motion, muon, norm, transform
+from transform_once.kernels import layer, lift, loss, motion, muon, norm, perceptron, transform
+from transform_once.models.fno import FNOLayer, SpectralConvolution
 from transform_once.models.layers import T1Layer
 from transform_once.models.unet import BatchNorm
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
@@ -73,18 +77,53 @@ def test_the_lift_and_its_gradients(device):
         assert relative(one, two.double()) < 2e-3  # sums over all modes are in tf32 on a GPU
 
 
-@pytest.mark.parametrize("outputs", [1, 3])
-def test_the_head_and_its_gradients(device, outputs):
+@pytest.mark.parametrize("biases", [True, False], ids=["biases", "none"])
+@pytest.mark.parametrize("sine", [True, False], ids=["sine", "gelu"])
+def test_a_perceptron_and_its_gradients(device, sine, biases):
     torch.manual_seed(0)
-    Z = torch.randn(11, 13, 10, device=device, dtype=torch.float64, requires_grad=True)
-    inner = torch.randn(128, 11, device=device, dtype=torch.float64, requires_grad=True)
-    outer = torch.randn(outputs, 128, device=device, dtype=torch.float64, requires_grad=True)
-    expected = (outer @ torch.sin(inner @ Z.flatten(1))).unflatten(1, Z.shape[1:])
-    own = [tensor.detach().float().requires_grad_() for tensor in (Z, inner, outer)]
-    found = head.fused_head(*own)
+    sizes = [(2, 11, 13, 10), (40, 11), (3, 40), *([(40,), (3,)] if biases else [])]
+    exact = [torch.randn(size, device=device, dtype=torch.float64, requires_grad=True) for size in sizes]
+    x, inner, outer, *added = exact
+    hidden = torch.einsum("hi,bi...->bh...", inner, x)
+    hidden = hidden + added[0][:, None, None] if biases else hidden
+    expected = torch.einsum("oh,bh...->bo...", outer, torch.sin(hidden) if sine else functional.gelu(hidden))
+    expected = expected + added[1][:, None, None] if biases else expected
+    own = [tensor.detach().float().requires_grad_() for tensor in exact]
+    found = perceptron.perceptron(*own[:3], tuple(own[3:]) or None, sine, torch.float32)
     assert relative(found, expected) < 1e-6
-    for one, other in zip(gradients(found, own), gradients(expected, [Z, inner, outer]), strict=True):
+    for one, other in zip(gradients(found, own), gradients(expected, exact), strict=True):
         assert relative(one, other) < 2e-6
+
+
+def test_the_pointwise_part_of_an_fno_layer(device):
+    torch.manual_seed(0)
+    plain = FNOLayer(10, 3, 2).to(device, torch.float64)
+    v, s = (torch.randn(3, 10, 9, 8, device=device, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    plain.spectral = torch.nn.Identity()
+    weights = plain.pointwise_weights
+    own = [tensor.detach().float().requires_grad_() for tensor in (s, v, *weights)]
+    u = functional.gelu(s + plain.pointwise(v))
+    expected = plain.perceptron(u) + v
+    found = perceptron.fno_pointwise(own[0], own[1], own[2:])
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, own), gradients(expected, [s, v, *weights]), strict=True):
+        assert relative(one, other) < 2e-6
+
+
+@pytest.mark.parametrize("phase_blind", [False, True])
+def test_a_spectral_convolution_in_real_numbers(device, phase_blind, monkeypatch):
+    torch.manual_seed(0)
+    plain = SpectralConvolution(3, (2, 4), 2, phase_blind).to(device)
+    x = torch.randn(2, 3, 11, 12, device=device, requires_grad=True)
+    exact = copy.deepcopy(plain).double()
+    expected = exact(x.double())
+    other = gradients(expected, [x, exact.weight])
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    monkeypatch.setattr(kernels, "pays", lambda _: True)
+    found = plain(x)
+    assert relative(found, expected) < 1e-6
+    for one, two in zip(gradients(found, [x, plain.weight]), other, strict=True):
+        assert relative(one, two.double()) < 1e-6
 
 
 @pytest.mark.parametrize("symmetries", [NAVIER_STOKES_SYMMETRIES, (Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),)])

@@ -44,7 +44,7 @@ def sine(x):
 
 
 @triton.jit
-def _activation(x, SINE: tl.constexpr):
+def activation(x, SINE: tl.constexpr):
     """f(x) and f'(x); the normal distribution to 8e-8 by a rational approximation of the error function."""
     if SINE:
         value, slope = sine(x), sine(x + 1.5707963267948966)
@@ -88,7 +88,7 @@ def _channels(
     place, inside = (channel * modes + mode) * batch + sample, (channel < WIDTH) & (sample < batch)
     z = tl.load(Z + place, mask=inside, other=0.0).to(tl.float32)
     a = product(_square(W + mode * WIDTH * WIDTH, WIDTH, P, False), z, PRECISION)
-    value, slope = _activation(a, SINE)
+    value, slope = activation(a, SINE)
     tl.store(G + place, value, mask=inside)
     if SLOPES:
         tl.store(slopes + place, slope, mask=inside)

@@ -32,6 +32,7 @@ def _inner(
         place = j[None, :] * M + k if TRANSPOSED else k * N + j[None, :]
         a = tl.load(A + place, mask=(k < M) & (j[None, :] < N), other=0.0)
         x = tl.load(X + (field * N + j[:, None]) * right + r, mask=(j[:, None] < N) & (r < right), other=0.0)
+        x = x.to(tl.float32)
         total += tl.dot(a, x, input_precision="tf32x3")
     tl.store(Y + (field * M + k) * right + r, total, mask=(k < M) & (r < right))
 
@@ -49,37 +50,40 @@ def _last(
         j = first + tl.arange(0, STEP)
         place = j[:, None] * M + k if TRANSPOSED else k * N + j[:, None]
         a = tl.load(A + place, mask=(k < M) & (j[:, None] < N), other=0.0)
-        x = tl.load(X + line * N + j[None, :], mask=(line < rows) & (j[None, :] < N), other=0.0)
+        x = tl.load(X + line * N + j[None, :], mask=(line < rows) & (j[None, :] < N), other=0.0).to(tl.float32)
         total += tl.dot(x, a, input_precision="tf32x3")
     tl.store(Y + line * M + k, total, mask=(line < rows) & (k < M))
 
 
-def along(A: Tensor, x: Tensor, axis: int) -> Tensor:
-    """The product of a contiguous matrix (m, n), or of the transpose of one, with `x` along an axis of length n."""
+def along(A: Tensor, x: Tensor, axis: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The product of a contiguous matrix (m, n), or of the transpose of one, with `x` along an axis of length n.
+
+    It is summed in float32 and given in `dtype`; the field may be of less precision.
+    """
     transposed = not A.is_contiguous()
-    return _Along.apply(A.T if transposed else A, transposed, x, axis % x.ndim)
+    return _Along.apply(A.T if transposed else A, transposed, x, axis % x.ndim, dtype)
 
 
 class _Along(torch.autograd.Function):
     """`along` and its gradient, which is the product with the transposed matrix."""
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, transposed: bool, x: Tensor, axis: int) -> Tensor:
+    def forward(ctx: Any, A: Tensor, transposed: bool, x: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
         ctx.save_for_backward(A)
-        ctx.transposed, ctx.axis = transposed, axis
-        return _product(A, transposed, x, axis)
+        ctx.transposed, ctx.axis, ctx.dtype = transposed, axis, x.dtype
+        return _product(A, transposed, x, axis, dtype)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (A,) = ctx.saved_tensors
-        return None, None, _Along.apply(A, not ctx.transposed, gradients[0], ctx.axis), None
+        return None, None, _Along.apply(A, not ctx.transposed, gradients[0], ctx.axis, ctx.dtype), None, None
 
 
-def _product(A: Tensor, transposed: bool, x: Tensor, axis: int) -> Tensor:
+def _product(A: Tensor, transposed: bool, x: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
     x = x.contiguous()
     m, n = A.shape[::-1] if transposed else A.shape
     left, right = x.shape[:axis].numel(), x.shape[axis + 1 :].numel()
-    y = torch.empty(*x.shape[:axis], m, *x.shape[axis + 1 :], device=x.device, dtype=x.dtype)
+    y = torch.empty(*x.shape[:axis], m, *x.shape[axis + 1 :], device=x.device, dtype=dtype)
     P = min(MOST_ROWS, max(16, triton.next_power_of_2(m)))
     options = {"N": n, "M": m, "TRANSPOSED": transposed, "P": P, **(LAST if right == 1 else INNER)}
     if right == 1:

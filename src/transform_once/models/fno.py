@@ -7,7 +7,9 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from transform_once import kernels
 from transform_once.models.operator import INITS, Operator, check_choice
+from transform_once.spectral.bases import matrix
 from transform_once.spectral.initialization import rfft_variance
 from transform_once.spectral.transforms import get_transform
 
@@ -42,6 +44,8 @@ class SpectralConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, width, ..., *grid) to the same."""
+        if self.ndim == 2 and x.ndim == 4 and kernels.can_run(x) and kernels.pays(x.numel()):
+            return self._in_real_numbers(x)
         T = get_transform("dft")
         X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
         X = X.movedim(-1, 0).transpose(1, 2)  # (modes, width, batch, ...): one batched product over the modes
@@ -50,6 +54,25 @@ class SpectralConvolution(nn.Module):
             Y = torch.complex(Y.real, torch.zeros_like(Y.real))
         Y = Y.transpose(1, 2).movedim(0, -1).unflatten(-1, self.block)
         return T.inverse(Y, self.ndim, x.shape[-self.ndim :]).to(x.dtype)
+
+    def _in_real_numbers(self, x: Tensor) -> Tensor:
+        """The same with transforms as real products, which are faster than complex ones: (batch, width, n₁, n₂)."""
+        from transform_once.kernels.transform import along
+
+        (batch, width, n1, n2), (m1, m2) = x.shape, self.block
+        forward = matrix("dft last, halves", n2, m2, torch.float32, x.device)
+        rows = matrix("dft, pairs", n1, m1, torch.float32, x.device)
+        inverse = matrix("inverse dft last, halves", n2, m2, torch.float32, x.device)
+        X = along(rows, along(forward, x, -1).view(batch, width, 2 * n1, m2), -2)
+        X = X.view(batch, width, m1, 2, m2).permute(2, 4, 1, 0, 3).reshape(m1 * m2, width, batch, 2)
+        Y = torch.bmm(torch.view_as_complex(self.weight), torch.view_as_complex(X))
+        if self.phase_blind:
+            Y = torch.complex(Y.real, torch.zeros_like(Y.real))
+        pairs = (
+            torch.view_as_real(Y).view(m1, m2, width, batch, 2).permute(3, 2, 0, 4, 1).reshape(batch, width, 2 * m1, m2)
+        )
+        y = along(rows.T, pairs, -2).view(batch, width, n1, 2 * m2)
+        return along(inverse.T, y, -1, x.dtype)
 
     @torch.no_grad()
     def initialize(self, scheme: str) -> None:
@@ -76,8 +99,19 @@ class FNOLayer(nn.Module):
         self.pointwise = conv(width, width, 1)
         self.perceptron = nn.Sequential(conv(width, hidden, 1), nn.GELU(), conv(hidden, width, 1))
 
+    @property
+    def pointwise_weights(self) -> list[Tensor]:
+        """Weights and biases of the three maps of the channels."""
+        return [*self.pointwise.parameters(), *self.perceptron.parameters()]
+
     def forward(self, v: Tensor) -> Tensor:
         """(batch, width, *grid) to the same."""
+        if kernels.can_run(v, self.pointwise.weight):
+            from transform_once.kernels import perceptron
+
+            weights = self.pointwise_weights
+            if perceptron.fits(v, weights[2], weights[0]):
+                return perceptron.fno_pointwise(self.spectral(v), v, weights)
         u = nn.functional.gelu(self.spectral(v) + self.pointwise(v))
         return self.perceptron(u) + v
 
@@ -123,15 +157,28 @@ class FNO(Operator):
     def forward(self, x: Tensor) -> Tensor:
         """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
         self._check(x)
-        v = self.lift(torch.cat([self._normalize(x), coordinate_channels(x)], 1))
+        given = torch.cat([self._normalize(x), coordinate_channels(x)], 1)
+        v = _maps(self.lift, given, torch.bfloat16 if torch.is_autocast_enabled("cuda") else given.dtype)
         for number, layer in enumerate(self.layers):
             v = layer(nn.functional.gelu(v) if number else v)
-        return self._denormalize(self.head(v))
+        return self._denormalize(_maps(self.head, v, torch.float32))
 
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
         """Draw the spectral weights of every layer variance-preserving."""
         for layer in self.layers:
             layer.spectral.vp_init_(resolution, generator)
+
+
+def _maps(perceptron: nn.Sequential, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Two maps of the channels with a GELU between them; in the given dtype where one kernel does it all."""
+    inner, b1, outer, b2 = perceptron.parameters()
+    if kernels.can_run(x, inner):
+        from transform_once.kernels import perceptron as fused
+
+        if fused.fits(x, inner, outer):
+            return fused.perceptron(x, inner, outer, (b1, b2), sine=False, dtype=dtype)
+    y: Tensor = perceptron(x)
+    return y
 
 
 class ReleasedFNO(Operator):

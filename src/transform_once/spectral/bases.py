@@ -79,6 +79,22 @@ def _interleaved_waves(n: int, m: int) -> np.ndarray:
     return np.stack([np.cos(angle), -np.sin(angle)], 1).reshape(2 * m, n) / math.sqrt(n)
 
 
+def _waves_in_halves(n: int, m: int) -> np.ndarray:
+    """The cosines of all wave numbers, then −sin of all: a real product gives real parts, then imaginary ones."""
+    return np.concatenate([_interleaved_waves(n, m)[0::2], _interleaved_waves(n, m)[1::2]])
+
+
+def _weighted_halves(n: int, m: int) -> np.ndarray:
+    return _waves_in_halves(n, m) * np.tile(_column_weights(n, m), 2)[:, None]
+
+
+def _turned_pairs(n: int, m: int) -> np.ndarray:
+    """`_waves` in real numbers: rows (wave number, real or imaginary), columns (point, real or imaginary)."""
+    waves = _waves(n, m)
+    pairs = np.stack([np.stack([waves.real, -waves.imag], -1), np.stack([waves.imag, waves.real], -1)], 1)
+    return pairs.reshape(2 * m, 2 * n)
+
+
 def _weighted_waves(n: int, m: int) -> np.ndarray:
     return _interleaved_waves(n, m) * np.repeat(_column_weights(n, m), 2)[:, None]
 
@@ -94,6 +110,9 @@ _BUILD: dict[str, Callable[[int, int], np.ndarray]] = {
     "fourier": _cosines_and_sines,
     "dft": _waves,
     "dft last": _interleaved_waves,
+    "dft last, halves": _waves_in_halves,
+    "inverse dft last, halves": _weighted_halves,
+    "dft, pairs": _turned_pairs,
     "inverse dft last": _weighted_waves,
     "weights": _column_weights,
     "turn": _half_sample_turn,
