@@ -1,6 +1,9 @@
 """Forward plus backward of T1 and T1+ against neuraloperator's FNO and ours, in one process, interleaved.
 
 python benchmarks/models.py [--device cuda]
+
+Beside T1 and T1+ stands the time that the operations of their products and convolutions take at the rate of a large
+float32 product on this machine: the floor of a machine that does nothing else.
 """
 
 import argparse
@@ -9,6 +12,8 @@ from collections.abc import Callable
 import neuralop.models
 import torch
 from common import interleaved, milliseconds, report
+from floors import measured_rates
+from torch.utils.flop_counter import FlopCounterMode
 
 import transform_once as t1
 
@@ -31,6 +36,12 @@ def models(n: int) -> dict[str, torch.nn.Module]:
     }
 
 
+def operations(model: torch.nn.Module, x: torch.Tensor) -> float:
+    with FlopCounterMode(display=False) as counter:
+        step(model, x)()
+    return float(counter.get_total_flops())
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
@@ -40,9 +51,12 @@ def main() -> None:
     rows: list[dict[str, object]] = []
     for n, batch in ((64, 16), (128, 4)):
         x = torch.randn(batch, 1, n, n, device=options.device)
-        rivals = {name: step(model.to(options.device), x) for name, model in models(n).items()}
+        made = {name: model.to(options.device) for name, model in models(n).items()}
+        rivals = {name: step(model, x) for name, model in made.items()}
         times = {name: milliseconds(t) for name, t in interleaved(rivals, options.rounds, options.device).items()}
         slowest = next(iter(times.values()))[0]
+        rate = measured_rates(options.device).products["float32"]
+        floors = {name: 1e3 * operations(made[name], x) / rate for name in made if name.startswith("T1")}
         rows += [
             {
                 "model": name,
@@ -51,6 +65,8 @@ def main() -> None:
                 "ms": f"{median:.1f}",
                 "iqr": f"{spread:.1f}",
                 "speed-up": f"{slowest / median:.2f}",
+                "floor ms": f"{floors[name]:.1f}" if name in floors else "",
+                "over floor": f"{median / floors[name]:.2f}" if name in floors else "",
             }
             for name, (median, spread) in times.items()
         ]

@@ -358,7 +358,7 @@ def _order(x: Tensor, ndim: int) -> range:
 
 
 def _by_kernel(x: Tensor) -> bool:
-    return x.dtype == torch.float32 and kernels.pays(x.numel()) and kernels.can_run(x)
+    return x.dtype == torch.float32 and kernels.can_run(x) and kernels.pays(x.numel())
 
 
 def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
