@@ -41,6 +41,14 @@ def test_the_loss_on_kept_modes_is_the_loss_of_the_fields(size, kind, channels, 
     torch.testing.assert_close(ours, naive(model(x), y), rtol=1e-5, atol=1e-8)
 
 
+def test_symmetries_act_on_fields_where_a_pair_is_split(flow):
+    n = flow.resolution[0]
+    for modes, space in ((n - 1, "k-space"), (n, "fields")):
+        model = t1.T1(1, 1, flow.resolution, modes, 4, 1, transform="fourier")
+        run = t1.train(model, flow, epochs=1, device="cpu", progress=False)
+        assert run.description["space"] == space
+
+
 @pytest.mark.parametrize("order", [0, 1, 2])
 @pytest.mark.parametrize("kind", ["dct", "fourier"])
 def test_rollouts_on_kept_modes_have_the_error_of_their_fields(film, order, kind):

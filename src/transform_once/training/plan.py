@@ -104,6 +104,8 @@ def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symme
         return "a mask is a matter of fields"
     if symmetries and (model.transform.name != "fourier" or isinstance(model.modes, ModeSet)):
         return f"the symmetries of the data set act on fields, not on kept modes of the {model.transform.name} basis"
+    if symmetries and any(kept % 2 == 0 for kept in model.block):
+        return "the symmetries of the data set act on fields where a cosine is kept without its sine"
     return None
 
 
