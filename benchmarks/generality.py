@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from common import describe, results_folder
-from runs import Deadline, Row, Table, fill, markdown, run_rows, text, train_for
+from timed_runs import Deadline, Row, Table, fill, markdown, run_rows, text, train_for
 
 import transform_once as t1
 from transform_once.config import Model
@@ -87,8 +87,7 @@ def row_of(job: Row, parts: dict[str, t1.Fields], device: torch.device) -> Row:
         return model
 
     settings = {"seed": job["seed"]}
-    name = f"{job['problem']} {job['model']}"
-    model, row = train_for(job["budget"], make, parts["train"], parts["validation"], settings, device, name)
+    model, row = train_for(job["budget"], make, parts["train"], parts["validation"], settings, device)
     errors = {part: t1.evaluate(model, parts[part], progress=False)["relative_l2"] for part in ("validation", "test")}
     hidden = ("in_channels", "out_channels", "resolution")
     config = {key: value for key, value in model.config.items() if key not in hidden and value is not None}

@@ -24,8 +24,8 @@ import torch
 import yaml
 from common import results_folder
 from orbits import elements, orbit_average, predictor
-from runs import Deadline, Row, Table, run_rows, train_for
 from speedrun_records import write_records
+from timed_runs import Deadline, Row, Table, run_rows, train_for
 
 import transform_once as t1
 from transform_once.config import Model
@@ -193,8 +193,7 @@ class Speedrun:
             return given.build(train, candidate.train.get("history", 0), job["seed"])[0]
 
         settings = {**candidate.train, "seed": job["seed"]}
-        name = f"{job['flow']} {job['configuration']}"
-        model, row = train_for(budget, make, train, None, settings, self.device, name)
+        model, row = train_for(budget, make, train, None, settings, self.device)
         row |= {"viscosity": protocol.flows[job["flow"]].viscosity, "validation": _error(model, validation)}
         if tested:
             row |= {"test": _error(model, test), "test_orbit": _orbit_error(model, test, protocol.shifts)}

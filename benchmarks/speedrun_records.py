@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from runs import DIVERGED, Row, fill, markdown, text
+from timed_runs import DIVERGED, Row, fill, markdown, text
 
 from transform_once.reports.curves import COLOURS, STYLE
 from transform_once.reports.figures import save_figure
@@ -102,7 +102,7 @@ def record_table(protocol: "Protocol", groups: Sequence[Group]) -> str:
                 max(one["date"] for one in group.rows)[:10],
                 f"{protocol.flows[group.flow].viscosity:g}",
                 f"{group.mean('seconds'):.1f}",
-                f"{group.mean('setup_seconds'):.1f}",
+                f"{group.mean('set_up_seconds'):.1f}",
                 NAMES.get(group.model, group.model),
                 group.cell("test"),
                 f"{group.mean('test_orbit'):.4f}",
@@ -128,7 +128,7 @@ def search_table(protocol: "Protocol", rows: Iterable[Row]) -> str:
             row["budget"],
             f"{float(row['validation']):.4f}" if row.get("validation") else row["failed"].partition(":")[0],
             row.get("steps", ""),
-            f"{float(row['setup_seconds']):.1f}" if row.get("setup_seconds") else "",
+            f"{float(row['set_up_seconds']):.1f}" if row.get("set_up_seconds") else "",
             f"{int(row['parameters']):,}" if row.get("parameters") else "",
         ]
         for row in kept

@@ -3,7 +3,7 @@
 Fields are (samples, channels, points); a state of T1 is one sample whose points are modes and samples.
 
     perceptron     y = W₂ f(W₁ x + b₁) + b₂                                       heads and lifts
-    fno_pointwise  y = P₂ g(P₁ g(s + W v + b) + c₁) + c₂ + v,   g = GELU          all of an FNO layer but its transform
+    fno_pointwise  y = P₂ g(P₁ u + c₁) + c₂ + v, or y = u,   u = g(s + W v + b)    an FNO layer but for its transform
 
 Going back, hidden channels are computed again. Each program adds up its part of the gradients of the weights, and the
 parts are then added in a fixed order.
@@ -117,55 +117,64 @@ def _perceptron_backward(
 @triton.jit
 def _pointwise(
     S, V, W, b, P1, c1, P2, c2, Y, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr, PRECISION: tl.constexpr,
+    C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     place, inside = _tile(tl.program_id(0), points, WIDTH, P, C)
     v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
     z = product(_matrix(W, WIDTH, WIDTH, P, P), v, PRECISION) + _bias(b, WIDTH, P)
-    u, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
-    h, _ = activation(product(_matrix(P1, HIDDEN, WIDTH, H, P), u, PRECISION) + _bias(c1, HIDDEN, H), False)
-    y = product(_matrix(P2, WIDTH, HIDDEN, P, H), h, PRECISION) + _bias(c2, WIDTH, P)
-    tl.store(Y + place, y + v, mask=inside)
+    y, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
+    if PERCEPTRON:
+        h, _ = activation(product(_matrix(P1, HIDDEN, WIDTH, H, P), y, PRECISION) + _bias(c1, HIDDEN, H), False)
+        y = product(_matrix(P2, WIDTH, HIDDEN, P, H), h, PRECISION) + _bias(c2, WIDTH, P) + v
+    tl.store(Y + place, y, mask=inside)
 
 
 @triton.jit
 def _pointwise_backward(
     S, V, W, b, P1, c1, P2, dY, dS, dV, parts, part_stride, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    w, p1, p2 = _matrix(W, WIDTH, WIDTH, P, P), _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
+    w = _matrix(W, WIDTH, WIDTH, P, P)
+    if PERCEPTRON:
+        p1, p2 = _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
     of_w, of_p1, of_p2 = tl.zeros((P, P), tl.float32), tl.zeros((H, P), tl.float32), tl.zeros((P, H), tl.float32)
     of_b, of_c1, of_c2 = tl.zeros((P, C), tl.float32), tl.zeros((H, C), tl.float32), tl.zeros((P, C), tl.float32)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
         z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
-        u, slope_u = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
-        h, slope_h = activation(product(p1, u, PRECISION) + _bias(c1, HIDDEN, H), False)
+        u, slope = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
         d = tl.load(dY + place, mask=inside, other=0.0).to(tl.float32)
-        of_c2 += d
-        of_p2 += product(d, tl.trans(h), PRECISION)
-        dh = product(tl.trans(p2), d, PRECISION) * slope_h
-        of_c1 += dh
-        of_p1 += product(dh, tl.trans(u), PRECISION)
-        dz = product(tl.trans(p1), dh, PRECISION) * slope_u
-        dz = tl.where(inside, dz, 0.0)
+        if PERCEPTRON:
+            h, slope_h = activation(product(p1, u, PRECISION) + _bias(c1, HIDDEN, H), False)
+            of_c2 += d
+            of_p2 += product(d, tl.trans(h), PRECISION)
+            dh = product(tl.trans(p2), d, PRECISION) * slope_h
+            of_c1 += dh
+            of_p1 += product(dh, tl.trans(u), PRECISION)
+            dz = tl.where(inside, product(tl.trans(p1), dh, PRECISION) * slope, 0.0)
+        else:
+            dz = d * slope
         of_b += dz
         of_w += product(dz, tl.trans(v), PRECISION)
         tl.store(dS + place, dz, mask=inside)
-        tl.store(dV + place, product(tl.trans(w), dz, PRECISION) + d, mask=inside)
+        dv = product(tl.trans(w), dz, PRECISION)
+        if PERCEPTRON:
+            dv += d
+        tl.store(dV + place, dv, mask=inside)
     own = parts + tl.program_id(0) * part_stride
     _store_part(own, of_w, WIDTH, WIDTH, P, P)
     own += WIDTH * WIDTH
     _store_sums(own, of_b, WIDTH, P)
-    own += WIDTH
-    _store_part(own, of_p1, HIDDEN, WIDTH, H, P)
-    own += HIDDEN * WIDTH
-    _store_sums(own, of_c1, HIDDEN, H)
-    own += HIDDEN
-    _store_part(own, of_p2, WIDTH, HIDDEN, P, H)
-    own += WIDTH * HIDDEN
-    _store_sums(own, of_c2, WIDTH, P)
+    if PERCEPTRON:
+        own += WIDTH
+        _store_part(own, of_p1, HIDDEN, WIDTH, H, P)
+        own += HIDDEN * WIDTH
+        _store_sums(own, of_c1, HIDDEN, H)
+        own += HIDDEN
+        _store_part(own, of_p2, WIDTH, HIDDEN, P, H)
+        own += WIDTH * HIDDEN
+        _store_sums(own, of_c2, WIDTH, P)
 
 
 def fits(x: Tensor, *weights: Tensor) -> bool:
@@ -184,7 +193,10 @@ def perceptron(
 
 
 def fno_pointwise(s: Tensor, v: Tensor, weights: Sequence[Tensor]) -> Tensor:
-    """P₂ g(P₁ g(s + W v + b) + c₁) + c₂ + v of fields (samples, channels, *points); weights W, b, P₁, c₁, P₂, c₂."""
+    """Of fields (samples, channels, *points), u = g(s + W v + b), or with six weights P₂ g(P₁ u + c₁) + c₂ + v.
+
+    The weights are W, b, P₁, c₁, P₂, c₂, or the first two.
+    """
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
     y = _Pointwise.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), *flat)
     return y.unflatten(2, v.shape[2:])
@@ -240,11 +252,13 @@ class _Pointwise(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, s: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
         samples, width, points = v.shape
-        hidden = len(weights[2])
+        hidden = len(weights[2]) if weights[2:] else 1
         sizes = {"WIDTH": width, "HIDDEN": hidden, "P": padded(width), "H": padded(hidden), "C": POINTS}
-        ctx.options = {**sizes, "PRECISION": precision_of(v), "num_warps": 4}
+        how = {"PERCEPTRON": bool(weights[2:]), "PRECISION": precision_of(v), "num_warps": 4}
+        ctx.options = {**sizes, **how}
         y = torch.empty_like(v)
-        _pointwise[(samples * triton.cdiv(points, POINTS),)](s, v, *weights, y, points, **ctx.options)
+        given = (*weights, *(None,) * (6 - len(weights)))
+        _pointwise[(samples * triton.cdiv(points, POINTS),)](s, v, *given, y, points, **ctx.options)
         ctx.save_for_backward(s, v, *weights)
         return y
 
@@ -254,8 +268,9 @@ class _Pointwise(torch.autograd.Function):
         samples, _, points = v.shape
         shapes = [weight.shape for weight in weights]
         ds, dv, parts = torch.empty_like(s), torch.empty_like(v), _parts(v, shapes)
+        given = (*weights, *(None,) * (6 - len(weights)))
         _pointwise_backward[(len(parts),)](
-            *(s, v, *weights[:5], gradients[0].contiguous(), ds, dv, parts, parts.stride(0), samples, points),
+            *(s, v, *given[:5], gradients[0].contiguous(), ds, dv, parts, parts.stride(0), samples, points),
             **ctx.options,
             num_stages=1,
         )

@@ -222,8 +222,18 @@ class ReleasedFNO(Operator):
         self._check(x)
         v = self.lift(torch.cat([self._normalize(x), coordinate_channels(x)], 1))
         for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
-            v = nn.functional.gelu(spectral(v) + v + pointwise(v))
-        return self._denormalize(self.head(v))
+            v = self._layer(spectral, pointwise, v)
+        return self._denormalize(_maps(self.head, v, torch.float32))
+
+    def _layer(self, spectral: SpectralConvolution, pointwise: nn.Module, v: Tensor) -> Tensor:
+        weight, bias = pointwise.parameters()
+        if kernels.can_run(v, weight):
+            from transform_once.kernels import perceptron
+
+            if perceptron.fits(v, weight):
+                identity = torch.eye(len(weight), device=v.device)
+                return perceptron.fno_pointwise(spectral(v), v, [weight.flatten(1) + identity, bias])
+        return nn.functional.gelu(spectral(v) + v + pointwise(v))
 
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
         """Draw the spectral weights of every layer variance-preserving."""

@@ -2,7 +2,6 @@
 
 import csv
 import gc
-import itertools
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
@@ -17,7 +16,6 @@ from transform_once.files import atomic_path
 from transform_once.models.operator import Operator
 
 Row = dict[str, Any]
-WARM_UP_EPOCHS = 3  # steps are captured at the third batch of a size, and the last batch of an epoch can be smaller
 UNSAID = (
     "configuration",
     "change",
@@ -116,9 +114,6 @@ def run_rows(
     return left
 
 
-_warm: dict[str, float] = {}  # seconds that warming up took, by what was warmed up in this process
-
-
 def train_for(
     seconds: float,
     make: Callable[[], Operator],
@@ -126,47 +121,27 @@ def train_for(
     validation: t1.Fields | None,
     settings: Mapping[str, Any],
     device: torch.device,
-    name: str,
 ) -> tuple[Operator, Row]:
     """A model trained for so many seconds, and what its row tells.
 
-    On a GPU a model of the same `name` is trained for three epochs first, once in the process: kernels are compiled
-    then. `setup_seconds` are those of that, and all of the run outside training (making the model, spectra; validation
-    where there is). `warming_seconds` are those within the budget by which the first epochs were slower than later
-    ones: the capture of the steps.
+    The seconds are of training alone: `set_up_seconds` are all others, for making the model and the spectra, compiling
+    and capturing the step, and validation where there is any.
     """
-    options = {"progress": False, "device": str(device), **settings}
-    if device.type == "cuda" and name not in _warm:
-        began = time.monotonic()
-        t1.train(make(), data, validation, epochs=WARM_UP_EPOCHS, **options)
-        _warm[name] = time.monotonic() - began
     began = time.monotonic()
-    run = t1.train(make(), data, validation, seconds=seconds, **options)
+    run = t1.train(make(), data, validation, seconds=seconds, progress=False, device=str(device), **settings)
     wall = time.monotonic() - began
     if not run.finished:
         raise KeyboardInterrupt
     trained = run.description["seconds"]
     return run.model, {
         "seconds": trained,
-        "setup_seconds": _warm.get(name, 0.0) + wall - trained,
-        "warming_seconds": _warming(run.history),
+        "set_up_seconds": wall - trained,
         "steps": run.history[-1]["step"],
         "parameters": run.description["model"]["parameters"],
         "space": run.description["space"],
         "captured": run.description["captured"],
         "loss": run.history[-1]["loss"],
     }
-
-
-def _warming(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """Seconds by which the first epochs exceed later ones; None where there are too few epochs to tell."""
-    ends = [(0.0, 0), *((row["seconds"], row["step"]) for row in history)]
-    epochs = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(ends)]
-    first, later = epochs[:WARM_UP_EPOCHS], sorted(seconds / steps for seconds, steps in epochs[WARM_UP_EPOCHS:])
-    if len(later) < WARM_UP_EPOCHS:
-        return None
-    usual = later[len(later) // 2]
-    return float(max(0.0, sum(seconds - usual * steps for seconds, steps in first)))
 
 
 def markdown(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
