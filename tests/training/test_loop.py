@@ -206,13 +206,23 @@ def test_early_stopping(flow):
     assert run.finished
 
 
-def test_the_average_is_what_is_validated_and_kept(flow):
-    plain = quiet(t1_model(), flow[:24], flow[24:], epochs=2)
-    averaged = quiet(t1_model(), flow[:24], flow[24:], epochs=2, average=0.999)
-    start = t1_model()
-    name = "layers.0.weight"
-    moved = [(run.model.state_dict()[name] - start.state_dict()[name]).norm() for run in (plain, averaged)]
-    assert moved[1] < 0.05 * moved[0]
+def test_the_average_is_what_is_validated_and_kept(flow, monkeypatch):
+    step, passed = loop.Member.step, []
+
+    def recorded(self, *arguments):
+        loss = step(self, *arguments)
+        passed.append(self.model.layers[0].weight.detach().clone())
+        return loss
+
+    monkeypatch.setattr(loop.Member, "step", recorded)
+    quiet(t1_model(), flow[:24], flow[24:], epochs=3)
+    monkeypatch.undo()
+    averaged = quiet(t1_model(), flow[:24], flow[24:], epochs=3, average=0.6, validate_every=3)
+    expected = t1_model().layers[0].weight.detach().clone()
+    for number, weight in enumerate(passed):
+        expected += max(0.4, 9 / (10 + number)) * (weight - expected)
+    assert torch.allclose(averaged.model.layers[0].weight, expected, atol=1e-6)
+    assert not torch.allclose(expected, passed[-1], atol=1e-6)
 
 
 def test_a_loss_that_is_not_finite_stops_the_run(flow, tmp_path, monkeypatch):

@@ -49,14 +49,20 @@ class Member:
         """One update with the samples of this process, of `count` in all processes; gives their loss."""
         self.generator.manual_seed(_mixed(self.seed, number, 1))
         if self.stream is None:
-            set_rate(self.optimizer, rate)
+            self._set(rate, number)
             return self._update(batch, count)
         self.stream.wait_stream(torch.cuda.current_stream())
         for tensor in batch.values():
             tensor.record_stream(self.stream)
         with torch.cuda.stream(self.stream):
-            set_rate(self.optimizer, rate)
+            self._set(rate, number)
             return self._captured(batch, count)
+
+    def _set(self, rate: float, number: int) -> None:
+        """What changes from step to step."""
+        set_rate(self.optimizer, rate)
+        if self.average:
+            self.average.at(number)
 
     def finish(self) -> None:
         """Wait until all steps are done."""

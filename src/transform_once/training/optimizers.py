@@ -317,11 +317,11 @@ def rate(
 
 
 class Average:
-    """The exponential moving average of a model's parameters and buffers: a ← decay·a + (1 − decay)·p per update.
+    """The exponential moving average of a model's parameters and buffers: a ← a + weight·(p − a) per update.
 
-    It starts from the first weights, without a correction of that bias: they still count with decayⁿ after n updates,
-    so choose 1/(1 − decay) well below the steps of the run, such as 0.999 for ten thousand steps. Buffers of whole
-    numbers (counters) are copied. `tensors` has the names of the model's state_dict, and is what to save and to load
+    The weight is 1 − decay; where `at` is told the number n of each step it is 9/(10 + n) while that is larger, so that
+    early weights are soon forgotten and any decay serves runs of any length. Buffers of whole numbers (counters) are
+    copied. `tensors` has the names of the model's state_dict, and is what to save and to load
     (`tensors[name].copy_(saved)`).
     """
 
@@ -329,7 +329,12 @@ class Average:
         if not 0 <= decay < 1:
             raise ValueError(f"decay must be from 0 to less than 1; got {decay}: try 0.999")
         self.decay = decay
+        self.weight = torch.tensor(1 - decay, device=next(model.parameters()).device)
         self.tensors: dict[str, Tensor] = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+    def at(self, step: int) -> None:
+        """Say which step, from 0, the next update belongs to; outside a CUDA graph, which then finds the weight."""
+        self.weight.fill_(max(1 - self.decay, 9 / (10 + step)))
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:
@@ -337,7 +342,10 @@ class Average:
         pairs = list(zip(self.tensors.values(), self._of(model), strict=True))
         averaged = [pair for pair in pairs if pair[0].is_floating_point() or pair[0].is_complex()]
         if averaged:
-            torch._foreach_lerp_(*map(list, zip(*averaged, strict=True)), 1 - self.decay)  # type: ignore[call-overload]
+            old, new = map(list, zip(*averaged, strict=True))
+            change = torch._foreach_sub(new, old)
+            torch._foreach_mul_(change, self.weight)
+            torch._foreach_add_(old, change)
         for own, tensor in pairs:
             if not (own.is_floating_point() or own.is_complex()):
                 own.copy_(tensor)
