@@ -207,11 +207,12 @@ class Muon(torch.optim.Optimizer):
         from transform_once.kernels.muon import muon_step
 
         rate = group["lr"] if isinstance(group["lr"], Tensor) else torch.full((), group["lr"], device=p.device)
-        size = STEP_SIZE * math.sqrt(max(p.shape[-2:]))
-        muon_step(
-            *(p, gradient, self.state[p]["momentum"], rate, group["momentum"], group["weight_decay"]),
-            *(size, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS),
-        )
+        pairs, momentum = group["pairs"], self.state[p]["momentum"]
+        tail = p.shape[-3:] if pairs else p.shape[-2:]
+        size = STEP_SIZE * math.sqrt(max(tail[:2]) * (1 + pairs))
+        weights, gradients, momenta = (tensor.view(-1, *tail) for tensor in (p, gradient, momentum))
+        scales = (rate, group["momentum"], group["weight_decay"], size)
+        muon_step(weights, gradients, momenta, *scales, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, pairs)
 
     def _adamw(self, group: dict[str, Any], parameters: list[Tensor], gradients: list[Tensor]) -> None:
         on_device = group["capturable"] or group["fused"]
@@ -241,12 +242,13 @@ class Muon(torch.optim.Optimizer):
 
 
 def _has_kernel(group: dict[str, Any], p: Tensor, gradient: Tensor) -> bool:
-    """Whether one kernel can take the whole step: real matrices in the last two axes, small, in float32."""
-    if group["columns"] != 1 or group["pairs"] or p.dtype != torch.float32 or not kernels.can_run(p, gradient):
+    """Whether one kernel can take the whole step: small matrices in the last axes, in float32."""
+    if group["columns"] != 1 or p.dtype != torch.float32 or not kernels.can_run(p, gradient):
         return False
     from transform_once.kernels.muon import LARGEST
 
-    return max(p.shape[-2:]) <= LARGEST and p.is_contiguous() and gradient.is_contiguous()
+    side = 2 * max(p.shape[-3:-1]) if group["pairs"] else max(p.shape[-2:])
+    return side <= LARGEST and p.is_contiguous() and gradient.is_contiguous()
 
 
 def _orthogonalized(
