@@ -198,7 +198,9 @@ def fused_layer(Z: Tensor, sine: bool, weight: Tensor, mixings: Iterable[Tensor]
 
     The new state has the dtype of the old one; products are of the precision that torch is set to.
     """
-    return FusedLayer.apply(Z.contiguous(), sine, weight, *mixings)
+    weights = (weight, *mixings)
+    learns = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (Z, *weights))
+    return FusedLayer.apply(Z.contiguous(), sine, learns, *weights)
 
 
 def single_product(Z: Tensor, weight: Tensor) -> Tensor:
@@ -216,13 +218,12 @@ class FusedLayer(torch.autograd.Function):
     """`fused_layer` of a contiguous state, and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, Z: Tensor, sine: bool, weight: Tensor, *mixings: Tensor) -> Tensor:
-        """The new state."""
+    def forward(ctx: Any, Z: Tensor, sine: bool, learns: bool, weight: Tensor, *mixings: Tensor) -> Tensor:
+        """The new state; where it `learns`, slopes are kept for the way back."""
         precision, (width, modes, batch) = precision_of(Z), Z.shape
         X = torch.empty_like(Z, dtype=torch.bfloat16 if precision == "bfloat16" else None)
-        needed = any(ctx.needs_input_grad)
-        slopes = torch.empty_like(X) if needed else X
-        options = {**_channel_options(width, batch), "SINE": sine, "SLOPES": needed, "PRECISION": precision}
+        slopes = torch.empty_like(X) if learns else X
+        options = {**_channel_options(width, batch), "SINE": sine, "SLOPES": learns, "PRECISION": precision}
         _channels[(modes, triton.cdiv(batch, options["S"]))](Z, weight, X, slopes, modes, batch, **options)
         inputs = []
         for axis, V in enumerate(mixings):
@@ -233,7 +234,7 @@ class FusedLayer(torch.autograd.Function):
             _mix[grid](X, V, Y, Z, left, right, **options, LAST=last, PRECISION=precision)
             inputs.append(X)
             X = Y
-        if needed:
+        if learns:
             ctx.save_for_backward(Z, slopes, weight, *mixings, *inputs)
         ctx.precision = precision
         return X
@@ -262,7 +263,7 @@ class FusedLayer(torch.autograd.Function):
         dZ, dweight = torch.empty_like(Z), torch.empty_like(weight)
         options = {**_channel_options(width, batch), "PRECISION": ctx.precision, "num_stages": 1}
         _channels_backward[(modes,)](d, Z, weight, dout, dZ, dweight, modes, batch, **options)
-        return dZ, None, dweight, *(total.view_as(V) for total, V in zip(totals, mixings, strict=True))
+        return dZ, None, None, dweight, *(total.view_as(V) for total, V in zip(totals, mixings, strict=True))
 
 
 class SingleProduct(torch.autograd.Function):
