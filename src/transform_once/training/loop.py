@@ -53,9 +53,7 @@ class Trainer:
         self.state = State(best=[{"epoch": 0, "validation": None} for _ in models], losses=[[] for _ in models])
         self.kept: list[dict[str, torch.Tensor]] = [{} for _ in models]  # best weights, where there is no folder
         self.saved = time.monotonic()
-        self.description["set_up_seconds"] = self._capture()
-        self._restore()
-        self.rate_now = self._rate()
+        self.rate_now = 0.0
 
     def _capture(self) -> float:
         """Let every member capture its steps, of whole batches and of what is left in the end; the seconds it takes."""
@@ -69,7 +67,11 @@ class Trainer:
 
     def run(self, bar: Progress, logs: Sequence[Any]) -> None:
         """Train to the end, or until a signal comes."""
-        state = self.state
+        if self.members[0].captures:
+            bar.say("compiling and capturing the step: the first time this takes some seconds")
+        self.description["set_up_seconds"] = self._capture()
+        self._restore()
+        state, self.rate_now = self.state, self._rate()
         with _signals() as stop:
             while not self._over() and not stop:
                 self._epoch(stop)
