@@ -1,6 +1,10 @@
 """Every kernel against its twin in plain torch, in float64: values and gradients."""
 
 import copy
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -226,6 +230,14 @@ def test_batch_norm_and_its_gradients(device, shape):
     others = gradients(expected, [x, plain.weight, plain.bias])
     for one, other in zip(gradients(found, own), others, strict=True):
         assert relative(one, other) < 1e-4
+
+
+def test_every_kernel_compiles_for_a_gpu(tmp_path):
+    """Which the interpreter does not show. In a process of its own: here kernels may be interpreted."""
+    script = Path(__file__).with_name("compile_for_gpu.py")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "TRITON_CACHE_DIR": str(tmp_path)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_kernels_leave_the_plain_way_to_all_that_torch_must_follow(device):

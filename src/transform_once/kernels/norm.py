@@ -120,17 +120,9 @@ class BatchNorm(torch.autograd.Function):
     """`batch_norm` and its gradient."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        x: Tensor,
-        weight: Tensor,
-        bias: Tensor,
-        running_mean: Tensor,
-        running_variance: Tensor,
-        momentum: float,
-        epsilon: float,
-    ) -> Tensor:
-        """The normalised maps."""
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+        """The normalised maps; the rest are running mean and variance, momentum and epsilon."""
+        *running, momentum, epsilon = rest
         x = _channels_last(x)
         rows, channels, count = _shape(x)
         mean, scale = torch.empty(2, channels, device=x.device, dtype=torch.float32)
@@ -140,8 +132,7 @@ class BatchNorm(torch.autograd.Function):
         _sums[(across, count)](x, x, mean, scale, parts, rows, channels, BACKWARD=False, **tile)
         y = torch.empty_like(x)
         _normalize[(triton.cdiv(rows, ROWS), across)](
-            *(x, weight, bias, y, mean, scale, running_mean, running_variance, parts, rows, channels, count),
-            *(momentum, epsilon),
+            *(x, weight, bias, y, mean, scale, *running, parts, rows, channels, count, momentum, epsilon),
             PARTS=MOST_PARTS,
             **tile,
         )

@@ -350,10 +350,7 @@ _TRANSFORMS: dict[str, Transform] = {t.name: t for t in (_Cosine(), _Fourier(), 
 
 
 def _order(x: Tensor, ndim: int) -> range:
-    """The axis that meets the whole field comes first: what follows is small.
-
-    On a CPU the first axis, since each field is then in cache; for the kernels the last, whose lines lie in a row.
-    """
+    """Of the axes: first, where the field is still whole, for kernels the last, whose lines lie in a row."""
     return range(-1, -ndim - 1, -1) if _by_kernel(x) else range(-ndim, 0)
 
 
