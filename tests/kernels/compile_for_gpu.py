@@ -1,4 +1,4 @@
-"""Compiles every kernel for an NVIDIA H100 or H200, which needs no GPU: the interpreter accepts what a compiler refuses.
+"""Compiles every kernel for an NVIDIA H100 or H200, which needs none: the interpreter accepts what a compiler refuses.
 
 Run by `test_kernels.py` in a process of its own, where nothing is interpreted.
 """

@@ -54,6 +54,14 @@ def test_a_layer_and_its_gradients(device, block, width, batch, activation):
         assert torch.equal(layer.fused_layer(own[0], activation == "sine", own[1], own[2:]), found)
 
 
+def test_a_second_derivative_is_refused_and_not_wrong(device):
+    plain = T1Layer(3, (4, 4)).to(device)
+    Z = torch.randn(3, 16, 8, device=device, requires_grad=True)
+    out = layer.fused_layer(Z, False, plain.weight, plain.mixing.weights)
+    with pytest.raises(RuntimeError, match="no second derivative"):
+        torch.autograd.grad(out.sum(), Z, create_graph=True)
+
+
 @pytest.mark.parametrize(("width", "modes"), [(8, 50), (3, 7), (48, 5)])
 def test_the_product_with_single_samples(device, width, modes):
     torch.manual_seed(0)

@@ -168,7 +168,7 @@ class Motion:
                 raise ValueError(
                     f"axis {axis} has {kept} Fourier coefficients, which splits a cos/sin pair; keep an odd number"
                 )
-        if ndim == 2 and kernels.can_run(X):
+        if ndim == 2 and not X.requires_grad and kernels.can_run(X):  # data are moved; gradients go the plain way
             return self._fourier_kernel(X, inputs, constants)
         if constants is not None:
             X = _add_constants(X, constants, ndim)

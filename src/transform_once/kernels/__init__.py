@@ -1,8 +1,9 @@
 """Triton kernels for NVIDIA GPUs. Each has a twin in plain torch, which is the reference and runs everywhere else."""
 
 import contextlib
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable, Iterator
+from functools import cache, wraps
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -38,6 +39,18 @@ def recorded() -> Iterator[None]:
         yield
     finally:
         _launching.pop()
+
+
+def once(backward: Callable[..., Any]) -> Callable[..., Any]:
+    """For the way back of a kernel, which torch cannot follow: a second derivative is refused, not silently wrong."""
+
+    @wraps(backward)
+    def checked(*arguments: Any) -> Any:
+        if torch.is_grad_enabled():  # create_graph was asked for
+            raise RuntimeError("kernels have no second derivative: use float64 or torch.func, which take the plain way")
+        return backward(*arguments)
+
+    return checked
 
 
 @cache

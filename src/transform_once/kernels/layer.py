@@ -20,6 +20,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transform_once import kernels
+
 MOST_MODES, MOST_CHANNELS = 64, 64  # along an axis, and of a state: what a program holds on the chip
 FEWEST_SAMPLES = 8  # below, plain products waste less
 COLUMNS = {16: 128, 32: 64, 64: 64}  # of a program, by rows
@@ -240,6 +242,7 @@ class FusedLayer(torch.autograd.Function):
         return X
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of the state and of the weights."""
         Z, slopes, weight, *rest = ctx.saved_tensors
@@ -279,6 +282,7 @@ class SingleProduct(torch.autograd.Function):
         return A
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Of the state and of the weights."""
         Z, weight = ctx.saved_tensors

@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transform_once import kernels
 from transform_once.kernels.layer import MOST_CHANNELS, padded, precision_of, processors
 
 COLUMNS = 128  # modes and samples of a program at a time
@@ -91,6 +92,7 @@ class FusedLift(torch.autograd.Function):
         return Z
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of the inputs, where they need one, and of weight and bias."""
         X, coordinates, weight = ctx.saved_tensors

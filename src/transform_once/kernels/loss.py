@@ -12,6 +12,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transform_once import kernels
+
 BLOCK = 1024  # modes that a program reads at a time
 
 
@@ -86,6 +88,7 @@ class RelativeL2(torch.autograd.Function):
         return loss
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of the prediction."""
         prediction, target, energy, scales, loss = ctx.saved_tensors

@@ -13,6 +13,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transform_once import kernels
+
 ROWS, CHANNELS = 64, 32  # of a tile
 MOST_PARTS = 32
 
@@ -140,6 +142,7 @@ class BatchNorm(torch.autograd.Function):
         return y
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         """Of the maps, of weight and bias."""
         x, weight, mean, scale = ctx.saved_tensors

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from transform_once import kernels
 from transform_once.kernels.layer import activation, padded, precision_of, processors, product
 
 POINTS = 64  # of a program at a time
@@ -228,6 +229,7 @@ class _Perceptron(torch.autograd.Function):
         return y
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         x, inner, outer, b1 = ctx.saved_tensors
         samples, _, points = x.shape
@@ -263,6 +265,7 @@ class _Pointwise(torch.autograd.Function):
         return y
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         s, v, *weights = ctx.saved_tensors
         samples, _, points = v.shape

@@ -210,6 +210,7 @@ class _Cast(torch.autograd.Function):
         return tuple(cast)
 
     @staticmethod
+    @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         back = [torch.empty_like(gradient, dtype=torch.float32) for gradient in gradients]
         torch._foreach_copy_(back, gradients)
