@@ -31,6 +31,7 @@ test-slow: $(READY)
 bench: $(READY)
 	$(BIN)/python benchmarks/transforms.py
 	$(BIN)/python benchmarks/models.py
+	$(BIN)/python benchmarks/inference.py
 
 clean:
 	rm -rf $(VENV) .mypy_cache .pytest_cache .ruff_cache .hypothesis
