@@ -148,15 +148,16 @@ def _trained(
         return
     if not run.finished:
         raise KeyboardInterrupt
-    alone = run
-    if len(seeds) > 1:
+    if len(seeds) == 1:
+        about["milliseconds_per_step"] = 1000 * _step_seconds(run.history)
+    elif job.timed:
         settings["epochs"] = min(TIMED_EPOCHS, job.training.epochs or 1)
         model, _ = job.model.build(parts["train"], 0, seeds[0])
         alone = train(model, parts["train"], progress=False, **settings)
+        about["milliseconds_per_step"] = 1000 * _step_seconds(alone.history)
     about |= {
         "transform": job.model.transform or "",
         "modes": modes_text(job.model.modes),
-        "milliseconds_per_step": 1000 * _step_seconds(alone.history),
         "seconds_per_seed": run.description["seconds"] / len(seeds),
         **_facts(run.description),
     }
@@ -175,6 +176,8 @@ def _facts(description: Mapping[str, Any]) -> Row:
         "megabytes": model["bytes"] / 1e6,
         "space": description["space"],
         "captured": description["captured"],
+        "precision": description["training"]["precision"],
+        "set_up_seconds": description["set_up_seconds"],
         **{name: environment[name] for name in ("hardware", "torch", "python", "transform_once")},
     }
 

@@ -23,6 +23,7 @@ KNOWN = {
     "FFNO, as released": "Each layer's branch is subtracted, as in the released code.",
     "FNO": "The whole complex spectrum is kept; in the released code every layer loses its imaginary part.",
     "FNO, phase-blind as released": "Every layer loses the imaginary part of its spectrum, as in the released code.",
+    "FNO, float32": "All products in float32: how much of the error of the others is of bfloat16.",
     "FNO, modern": "Stronger than the paper's FNO: a perceptron in every layer.",
     "FNOvp": "vp in all layers, the whole spectrum kept.",
     "FNOvp, phase-blind": "vp in all layers, the imaginary part lost as in the released code.",
@@ -123,7 +124,7 @@ def _table(section: Section) -> Iterator[str]:
     yield markdown(header, lines)
     yield (
         "A step is one of training with a batch, of one seed alone; s a seed is the time of a whole training with the "
-        "seeds of a group side by side, divided by their number."
+        "seeds of a group side by side, divided by their number; compiling and capturing, some seconds, comes on top."
     )
     times = [section.mean("seconds_per_seed", "T1+vp", data) for data in section.data]
     if spent := [f"{time:.3g} s" for time in times if time is not None]:
@@ -175,7 +176,11 @@ def _scaling(section: Section) -> Iterator[str]:
             apart = [f"At {n} pairs {difference(section, label, base, data, n)}" for n in {known[0]: 0, known[-1]: 0}]
             words += f" {'. '.join(apart)}."
         lines.append([label, *cells, words])
-    yield "The paper has a figure without numbers: it says that gaps narrow slightly and that vp improves both models."
+    epochs = " or ".join(sorted({str(entry.configuration()[1].epochs) for entry in entries.values()}))
+    yield (
+        f"{epochs} epochs at every size. The paper, with 500, has a figure without numbers: it says that gaps narrow "
+        "slightly and that vp improves both models."
+    )
     yield markdown(["model", *(f"{n} pairs" for n in sizes), "in words"], lines)
 
 

@@ -217,6 +217,11 @@ class Job:
         """The case under its name in the table of results."""
         return Case(STUDY, self.table, self.label, self.options)
 
+    @property
+    def timed(self) -> bool:
+        """Whether one seed is also timed alone: once for each model of the first table, what it learns aside."""
+        return self.table == "table" and 0 in self.seeds and self.data == next(iter(self.protocol.data))
+
     def examples(self, folder: Path) -> Path | None:
         """Where the prediction of seed 0 is kept, if it is: one for each model and data set of the first table."""
         if self.table != "table" or 0 not in self.seeds:
