@@ -7,6 +7,7 @@ import transform_once as t1
 from transform_once import kernels
 from transform_once.data.fields import Fields
 from transform_once.data.symmetries import draw
+from transform_once.models.fno import ReleasedFNO
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES, generate, solve
 from transform_once.solvers.smoke import SmokeSettings, simulate
 from transform_once.spectral.precision import matmul_precision
@@ -75,6 +76,7 @@ MODELS = {
     "T1 top-m": lambda: t1.T1(1, 1, (64, 64), modes=t1.TopM(300).fit(torch.randn(2, 1, 64, 64)), width=16, depth=2),
     "T1Plus": lambda: t1.T1Plus(1, 1, (64, 64), modes=24, width=16),
     "FNO": lambda: t1.FNO(1, 1, (64, 64), modes=12, width=16, depth=3),
+    "ReleasedFNO": lambda: ReleasedFNO(1, 1, (64, 64), modes=12, width=16, depth=3),
     "FFNO": lambda: t1.FFNO(1, 1, (64, 64), modes=16, width=16, depth=3),
     "UNet": lambda: t1.UNet(1, 1, (64, 64), width=16),
 }
@@ -190,7 +192,7 @@ def test_captured_training_on_a_gpu_follows_the_cpu(flow):
 
 
 @pytest.mark.parametrize("precision", ["tf32", "bfloat16"])
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "UNet", "FNO", "ReleasedFNO"])
 def test_kernels_and_plain_torch_agree(name, precision, monkeypatch):
     """Outputs and gradients of whole models, both against full float32: the kernels must not be the worse."""
     torch.manual_seed(0)

@@ -14,11 +14,12 @@ import transform_once as t1
 from transform_once import kernels
 from transform_once.data.symmetries import Symmetry, draw
 from transform_once.kernels import layer, lift, loss, motion, muon, norm, perceptron, transform
-from transform_once.models.fno import FNOLayer, SpectralConvolution
+from transform_once.models.fno import FNOLayer, ReleasedFNO, SpectralConvolution
 from transform_once.models.layers import T1Layer
 from transform_once.models.unet import BatchNorm
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
 from transform_once.spectral.bases import matrix
+from transform_once.spectral.precision import matmul_precision
 from transform_once.training import optimizers
 
 pytestmark = pytest.mark.usefixtures("full")
@@ -140,6 +141,27 @@ def test_a_spectral_convolution_in_real_numbers(device, phase_blind, monkeypatch
     assert relative(found, expected) < 1e-6
     for one, two in zip(gradients(found, [x, plain.weight]), other, strict=True):
         assert relative(one, two.double()) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [t1.FNO, ReleasedFNO])
+def test_a_whole_fno_by_kernels(device, kind, monkeypatch):
+    """Every decision on the way is taken as in training on a GPU; tf32 is what may differ."""
+    torch.manual_seed(0)
+    model, x = kind(1, 1, (16, 12), 3, 8, 2).to(device), torch.randn(2, 1, 16, 12, device=device)
+    exact = copy.deepcopy(model).double()
+    expected = exact(x.double())
+    others = gradients(expected, list(exact.parameters()))
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    monkeypatch.setattr(kernels, "pays", lambda _: True)
+    used, pointwise = [], perceptron.fno_pointwise
+    monkeypatch.setattr(perceptron, "fno_pointwise", lambda *given: used.append(1) or pointwise(*given))
+    with matmul_precision("high"):
+        found = model(x)
+        ours = gradients(found, list(model.parameters()))
+    assert len(used) == 2
+    assert relative(found, expected) < 2e-3
+    for one, other in zip(ours, others, strict=True):
+        assert relative(one, other) < 1e-2
 
 
 @pytest.mark.parametrize("symmetries", [NAVIER_STOKES_SYMMETRIES, (Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),)])

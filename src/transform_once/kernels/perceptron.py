@@ -180,7 +180,7 @@ def _pointwise_backward(
 
 def fits(x: Tensor, *weights: Tensor) -> bool:
     """Whether these kernels are the fast way: channels that fit on the chip, in less than full float32."""
-    channels = max(x.shape[1], *(weight.shape[0] for weight in weights[1:]))
+    channels = max([x.shape[1], *(weight.shape[0] for weight in weights[1:])])
     return channels <= MOST_CHANNELS and weights[0].shape[0] <= MOST_HIDDEN and precision_of(x) != "ieee"
 
 
