@@ -8,6 +8,7 @@ import torch
 import transform_once as t1
 from transform_once.models.ffno import ReleasedFFNO
 from transform_once.models.fno import ReleasedFNO, SpectralConvolution
+from transform_once.spectral import transforms
 
 
 def textbook_convolution(layer, x):
@@ -100,18 +101,31 @@ def test_the_released_ffno_is_another_model():
     assert not torch.allclose(*outputs)
 
 
-def test_the_ffno_layer_sums_one_transform_per_axis():
-    model = t1.FFNO(1, 1, (12, 10), modes=3, width=4, depth=1)
-    x = torch.randn(2, 1, 12, 10)
+@pytest.mark.parametrize("entries", [0, 60, 2**21], ids=["fft", "both", "matrix"])
+@pytest.mark.parametrize("kind", [t1.FFNO, ReleasedFFNO])
+@pytest.mark.parametrize(
+    ("grid", "modes"), [((9,), (5,)), ((12,), (7,)), ((12, 9), (3, 4)), ((7, 10, 5), (4, 6, 2))], ids=str
+)
+def test_the_ffno_sums_one_transform_per_axis(grid, modes, kind, entries, monkeypatch):
+    """Against torch's own FFT, with odd axes and all wave numbers of an axis, and by matrices as by FFTs."""
+    monkeypatch.setattr(transforms, "MATRIX_ENTRIES", entries)
+    model = kind(2, 3, grid, modes, width=4, depth=2).double()
+    x = torch.randn(3, 2, *grid, dtype=torch.float64)
     v = model.lift(x)
-    total = torch.zeros_like(v)
-    for axis, layer in zip((-2, -1), model.spectral[0], strict=True):
-        W = torch.view_as_complex(layer.weight)
-        V = torch.fft.rfft(v.movedim(axis, -1), norm="ortho")
-        Y = torch.zeros_like(V)
-        Y[..., :3] = torch.einsum("koi,bixk->boxk", W, V[..., :3])
-        total = total + torch.fft.irfft(Y, v.shape[axis], norm="ortho").movedim(-1, axis)
-    assert torch.allclose(model(x), model.head(model.feed_forward[0](total)), atol=1e-5)
+    for layers, feed_forward in zip(model.spectral, model.feed_forward, strict=True):
+        total = torch.zeros_like(v)
+        for axis, (m, layer) in enumerate(zip(modes, layers, strict=True), start=2):
+            V = torch.fft.rfft(v.movedim(axis, -1), norm="ortho")
+            Y = torch.zeros_like(V)
+            Y[..., :m] = torch.einsum("koi,bi...k->bo...k", torch.view_as_complex(layer.weight), V[..., :m])
+            total = total + torch.fft.irfft(Y, grid[axis - 2], norm="ortho").movedim(-1, axis)
+        b = feed_forward(total)
+        v = v + kind.sign * b
+    expected, y = model.head(b), model(x)
+    assert torch.allclose(y, expected, rtol=0, atol=1e-12)
+    weights, direction = list(model.parameters()), torch.randn_like(y)
+    for ours, theirs in zip(*(torch.autograd.grad(z, weights, direction) for z in (y, expected)), strict=True):
+        assert torch.allclose(ours, theirs, rtol=1e-10, atol=1e-10)
 
 
 def test_the_fno_is_the_same_operator_on_another_grid():

@@ -143,7 +143,7 @@ def test_training_steps_repeat_bit_by_bit(name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO", "UNet"])
 def test_bfloat16_autocast(name):
     model = small(name, (12, 15)).eval()
     x = torch.randn(2, 2, 12, 15)
@@ -153,7 +153,7 @@ def test_bfloat16_autocast(name):
     assert (y.float() - model(x)).norm() < 0.05 * model(x).norm()
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "FFNO"])
 def test_compiles_as_one_graph(name):
     model = small(name, (12, 15)).eval()
     torch._dynamo.reset()
@@ -201,6 +201,7 @@ def test_data_parallel_gradients_are_those_of_the_whole_batch(tmp_path):
         (lambda: small("FNO", (12, 15))(torch.randn(2, 2, 12)), ValueError, "FNO expects fields of shape"),
         (lambda: small("T1", (12, 15))(torch.randn(2, 2, 3, 15)), ValueError, "between 1 and 3 on axis 0"),
         (lambda: small("FNO", (12, 15))(torch.randn(2, 2, 6, 15)), ValueError, "between 1 and 3 on axis 0"),
+        (lambda: small("FFNO", (12, 15))(torch.randn(2, 2, 12, 5)), ValueError, "between 1 and 3 on axis 0"),
         (lambda: small("UNet", (12, 15))(torch.randn(2, 2, 12, 16)), ValueError, "was built for fields of"),
         (lambda: small("T1", (12, 15))(torch.randn(2, 2, 12, 15) + 0j), TypeError, "real floating-point"),
         (lambda: small("T1", (12, 15))(torch.ones(2, 2, 12, 15).int()), TypeError, r"use x\.float\(\)"),

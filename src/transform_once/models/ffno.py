@@ -1,5 +1,12 @@
-"""The factorised Fourier neural operator, a baseline: a transform along each axis alone, in every layer."""
+"""The factorised Fourier neural operator, a baseline: a transform along each axis alone, in every layer.
 
+Inside a model the fields are (width, batch, *grid), and everything is a product of real matrices. Transformed along an
+axis they are (wave number, real or imaginary part, width, rest). So they lie right both for one product a wave number,
+with the complex matrices of the channels as real ones of twice the size, and for the transform back. Only an axis that
+is not the last one is brought to the front by a copy.
+"""
+
+import math
 from collections.abc import Sequence
 from typing import Literal
 
@@ -8,6 +15,8 @@ from torch import Tensor, nn
 
 from transform_once.models.fno import HEAD_WIDTH, SpectralConvolution, convolution
 from transform_once.models.operator import INITS, Operator, check_choice
+from transform_once.spectral import transforms
+from transform_once.spectral.bases import matrix
 from transform_once.spectral.transforms import get_transform
 
 
@@ -61,13 +70,15 @@ class FFNO(Operator):
     def forward(self, x: Tensor) -> Tensor:
         """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
         self._check(x)
-        x = self.lift(self._normalize(x))
-        b = x
+        x = self._normalize(x).transpose(0, 1)
+        shape = x.shape[1:]
+        weight, bias = self.lift.parameters()
+        v = b = torch.addmm(bias[:, None], weight.flatten(1), x.flatten(1))  # (width, batch · points)
         for axes, feed_forward in zip(self.spectral, self.feed_forward, strict=True):
-            parts = [layer(x.movedim(axis, -1)).movedim(-1, axis) for axis, layer in enumerate(axes, start=2)]
-            b = feed_forward(torch.stack(parts).sum(0))
-            x = x + self.sign * b
-        return self._denormalize(self.head(b))
+            b = _perceptron(feed_forward, _along_all_axes(axes, v.unflatten(1, shape)).flatten(1))
+            v = torch.add(v, b, alpha=self.sign)
+        y = _perceptron(self.head, b).unflatten(1, shape).transpose(0, 1)
+        return self._denormalize(y.contiguous())
 
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
         """Draw the spectral weights of every layer variance-preserving; the axes share the variance."""
@@ -80,3 +91,55 @@ class ReleasedFFNO(FFNO):
     """The FFNO of the released research code, for the reproduction table only: each layer's output is subtracted."""
 
     sign = -1
+
+
+def _along_all_axes(layers: Sequence[SpectralConvolution], v: Tensor) -> Tensor:
+    """Σ_axes K_axis v of fields (width, batch, *grid)."""
+    total: Tensor | None = None
+    for axis, layer in enumerate(layers, start=2):
+        n, m = v.shape[axis], layer.modes[0]
+        get_transform("dft").block(m, (n,))  # complains about a grid that does not have the modes
+        if 2 * n * m > transforms.MATRIX_ENTRIES:  # a long axis goes through an FFT
+            part = layer(v.transpose(0, 1).movedim(axis, -1)).movedim(-1, axis).transpose(0, 1)
+            total = part if total is None else total + part
+        else:
+            total = _along(layer, v, axis, total)
+    assert total is not None  # there is an axis
+    return total
+
+
+def _along(layer: SpectralConvolution, v: Tensor, axis: int, total: Tensor | None) -> Tensor:
+    """K_axis v for fields (width, batch, *grid), added to the total of other axes."""
+    n, m = v.shape[axis], layer.modes[0]
+    forward, inverse = (matrix(kind, n, m, v.dtype, v.device) for kind in ("dft last", "inverse dft last"))
+    X = (forward @ v.movedim(axis, 0).flatten(1)).view(m, 2 * len(v), -1)
+    Y = torch.bmm(_in_real_numbers(layer.weight, v.dtype), X)
+    if axis == v.ndim - 1:
+        Y = Y.view(2 * m, -1).T
+        y = Y @ inverse if total is None else torch.addmm(total.reshape(-1, n), Y, inverse)
+    else:
+        left, right = math.prod(v.shape[:axis]), math.prod(v.shape[axis + 1 :])
+        Y, rows = Y.view(2 * m, left, right).transpose(0, 1), inverse.T.expand(left, n, 2 * m)
+        y = torch.bmm(rows, Y) if total is None else torch.baddbmm(total.reshape(left, n, right), rows, Y)
+    return y.view(v.shape)
+
+
+def _in_real_numbers(weight: Tensor, dtype: torch.dtype) -> Tensor:
+    """Complex matrices as pairs (modes, width, width, 2) to [[Re, −Im], [Im, Re]], (modes, 2 · width, 2 · width)."""
+    real, imaginary = weight.to(dtype).unbind(-1)
+    upper, lower = torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)
+    return torch.cat([upper, lower], -2)
+
+
+def _perceptron(maps: nn.Module, x: Tensor) -> Tensor:
+    """Two maps of the channels with a ReLU between them, on (channels, points).
+
+    The bias of the second is the weight of a hidden channel that is one everywhere, so that no pass over the fields
+    adds it. The hidden channels are filled up with such to a multiple of 8, which tensor cores like.
+    """
+    W1, b1, W2, b2 = (parameter.to(x.dtype) for parameter in maps.parameters())
+    ones = 8 - len(b1) % 8
+    inner = nn.functional.pad(W1.flatten(1).T, (0, ones))
+    outer = nn.functional.pad(torch.cat([W2.flatten(1), b2[:, None]], 1), (0, ones - 1))
+    hidden = torch.addmm(nn.functional.pad(b1, (0, ones), value=1.0), x.T, inner).relu_()
+    return outer @ hidden.T
