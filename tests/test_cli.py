@@ -285,10 +285,10 @@ def test_export_writes_a_model_that_runs(t1_command, tmp_path):
     code, _, errors = t1_command("export", model, target)
     assert code == 0, errors
     assert runtime.InferenceSession(str(target)).get_inputs()[0].shape[1:] == [1, 12, 10]
-    t1.save(t1.FNO(1, 1, (12, 10), modes=4, width=4, depth=1), model)
+    t1.save(t1.T1(1, 1, (12, 10), modes=4, width=4, depth=1, transform="dft"), model)
     code, _, errors = t1_command("export", model, target)
     assert code == 2
-    assert errors.startswith("t1: FNO computes with complex numbers, which ONNX does not have")
+    assert errors.startswith("t1: a T1 with the transform dft computes with complex numbers, which ONNX does not have")
     code, _, errors = t1_command("export", tmp_path / "nowhere", target)
     assert (code, "Traceback" in errors) == (2, False)
 

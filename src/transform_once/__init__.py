@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from transform_once.models.operator import save as save
     from transform_once.models.t1 import T1 as T1
     from transform_once.models.t1 import T1Plus as T1Plus
+    from transform_once.models.t1_grid import T1Grid as T1Grid
     from transform_once.models.unet import UNet as UNet
     from transform_once.reports.page import report as report
     from transform_once.spectral.initialization import vp_init_ as vp_init_
@@ -66,6 +67,7 @@ _HOMES = {
     "data.symmetries": ("Symmetry",),
     "models.operator": ("Operator", "SpectralOperator", "Dynamics", "save", "load"),
     "models.t1": ("T1", "T1Plus"),
+    "models.t1_grid": ("T1Grid",),
     "models.fno": ("FNO",),
     "models.ffno": ("FFNO",),
     "models.unet": ("UNet",),

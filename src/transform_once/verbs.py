@@ -226,7 +226,7 @@ def compare(
     Args:
         data: The data; without numbers of samples a tenth each is held out to choose by and to test on.
         budget: Seconds of training for each model, two short trials of its learning rate included.
-        models: Which, joined by commas, such as T1,FNO; by default T1,T1Plus,FNO,UNet.
+        models: Which, joined by commas, such as T1,FNO; by default T1,T1Plus,T1Grid,FNO,UNet.
         train: The training, the same for all; its learning rate and seconds are set here.
         output: Folder for the runs and the page.
         device: auto, cpu, cuda, cuda:1 or mps.

@@ -128,7 +128,7 @@ def test_the_pointwise_part_of_an_fno_layer(device):
 
 
 @pytest.mark.parametrize("phase_blind", [False, True])
-def test_a_spectral_convolution_in_real_numbers(device, phase_blind, monkeypatch):
+def test_a_spectral_convolution_by_kernels(device, phase_blind, monkeypatch):
     torch.manual_seed(0)
     plain = SpectralConvolution(3, (2, 4), 2, phase_blind).to(device)
     x = torch.randn(2, 3, 11, 12, device=device, requires_grad=True)

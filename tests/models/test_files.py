@@ -18,6 +18,7 @@ MODELS = {
     "T1 low-pass": lambda: t1.T1(1, 1, (16, 12), modes=t1.LowPass((5, 4)), width=6, depth=1),
     "T1 local": lambda: t1.T1(1, 1, (16, 12), modes=5, width=6, depth=2, local="conv"),
     "T1Plus": lambda: t1.T1Plus(1, 2, (16, 12), modes=8, width=4),
+    "T1Grid": lambda: t1.T1Grid(1, 2, (16, 12), modes=(8, 7), width=4, depth=2),
     "FNO": lambda: t1.FNO(1, 1, (16, 12), modes=4, width=6, depth=2),
     "ReleasedFNO": lambda: ReleasedFNO(1, 1, (16, 12), modes=4, width=6, depth=2),
     "FFNO": lambda: t1.FFNO(1, 1, (16, 12), modes=4, width=6, depth=2),
@@ -78,7 +79,7 @@ def test_weights_that_do_not_fit_leave_the_model_as_it_was():
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
-@pytest.mark.parametrize("name", ["T1", "T1 top-m", "T1 local", "T1Plus", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1 top-m", "T1 local", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet"])
 def test_onnx_agrees_for_any_batch(name, tmp_path):
     runtime = pytest.importorskip("onnxruntime", reason="needs the extra onnx")
     model = MODELS[name]()
@@ -93,7 +94,7 @@ def test_onnx_agrees_for_any_batch(name, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["model.onnx"]
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid"])
 def test_torch_export_agrees_for_any_batch(name):
     model = MODELS[name]().eval()
     example = torch.randn(2, model.in_channels, 16, 12)
@@ -102,9 +103,8 @@ def test_torch_export_agrees_for_any_batch(name):
     assert torch.allclose(exported(x), model(x), atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["FNO", "FFNO"])
-def test_a_model_of_complex_numbers_cannot_be_exported(name, tmp_path):
-    with pytest.raises(ValueError, match=f"^{name} computes with complex numbers, which ONNX does not have") as raised:
-        t1.export(MODELS[name](), tmp_path / "model.onnx")
+def test_a_model_of_complex_numbers_cannot_be_exported(tmp_path):
+    with pytest.raises(ValueError, match=r"^a T1 with the transform dft computes with complex numbers") as raised:
+        t1.export(t1.T1(1, 1, (16, 12), modes=4, width=4, depth=1, transform="dft"), tmp_path / "model.onnx")
     assert "\n" not in str(raised.value)
     assert not list(tmp_path.iterdir())

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.models import fno
 from transform_once.models.ffno import ReleasedFFNO
 from transform_once.models.fno import ReleasedFNO, SpectralConvolution
 from transform_once.spectral import transforms
@@ -135,3 +136,21 @@ def test_the_fno_is_the_same_operator_on_another_grid():
     coarse, fine = (T.inverse(modes, 2, n) * n / 16 for n in (16, 32))
     layer = model.layers[0].spectral
     assert torch.allclose(layer(fine)[..., ::2, ::2], layer(coarse), atol=1e-5)
+
+
+@pytest.mark.parametrize("phase_blind", [False, True])
+@pytest.mark.parametrize(
+    ("size", "modes"), [((13,), 4), ((11, 12), (3, 4)), ((16, 9), (8, 4)), ((7, 9, 8), (2, 3, 4))], ids=str
+)
+def test_matrices_and_complex_numbers_give_the_same(size, modes, phase_blind, monkeypatch):
+    layer = SpectralConvolution(3, modes, len(size), phase_blind).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64, requires_grad=True)
+    found = {}
+    for entries in (2**21, 0):
+        monkeypatch.setattr(fno, "MATRIX_ENTRIES", entries)
+        y = layer(x)
+        found[entries] = [y, *torch.autograd.grad(y.square().sum(), [x, layer.weight])]
+    for one, other in zip(*found.values(), strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
+    monkeypatch.setattr(fno, "MATRIX_ENTRIES", 2**21)
+    assert layer(x[:0]).shape == (0, 3, *size)

@@ -62,11 +62,13 @@ def small(name, grid, **options):
         return t1.UNet(2, 3, grid, width=4)
     if name == "T1Plus":
         return t1.T1Plus(2, 3, grid, modes=6, width=4, **options)
+    if name == "T1Grid":
+        return t1.T1Grid(2, 3, grid, modes=6, width=8, depth=2, **options)
     kinds = {"T1": t1.T1, "FNO": t1.FNO, "FFNO": t1.FFNO, "ReleasedFNO": ReleasedFNO, "ReleasedFFNO": ReleasedFFNO}
     return kinds[name](2, 3, grid, modes=4, width=8, depth=2, **options)
 
 
-KINDS = ["T1", "T1Plus", "FNO", "FFNO", "UNet", "ReleasedFNO", "ReleasedFFNO"]
+KINDS = ["T1", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet", "ReleasedFNO", "ReleasedFFNO"]
 GRIDS = [(17,), (12, 15), (9, 8, 11)]
 
 
@@ -82,14 +84,14 @@ def test_every_model_in_every_dimension(name, grid):
     assert not any(parameter.is_complex() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid", "FNO", "FFNO"])
 def test_another_resolution_at_call_time(name):
     model = small(name, (16, 12)).eval()
     assert model(torch.randn(2, 2, 20, 31)).shape == (2, 3, 20, 31)
 
 
 @pytest.mark.parametrize("transform", ["dct", "fourier"])
-@pytest.mark.parametrize("name", ["T1", "T1Plus"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid"])
 def test_a_band_limited_field_gives_the_same_answer_on_every_grid(name, transform):
     """What the kept modes hold is the same function whatever the grid: so must be the prediction."""
     model = small(name, (16, 12), transform=transform).eval()
@@ -143,7 +145,7 @@ def test_training_steps_repeat_bit_by_bit(name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet"])
 def test_bfloat16_autocast(name):
     model = small(name, (12, 15)).eval()
     x = torch.randn(2, 2, 12, 15)
@@ -153,7 +155,7 @@ def test_bfloat16_autocast(name):
     assert (y.float() - model(x)).norm() < 0.05 * model(x).norm()
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FFNO"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid", "FNO", "FFNO"])
 def test_compiles_as_one_graph(name):
     model = small(name, (12, 15)).eval()
     torch._dynamo.reset()

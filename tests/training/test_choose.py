@@ -17,7 +17,7 @@ def smooth(size, seed=0, power=3.0):
 
 
 @pytest.mark.parametrize("size", [(64,), (32, 24), (12, 10, 8)], ids=str)
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "FNO", "FFNO", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet"])
 def test_a_model_is_chosen_for_any_fields(size, name):
     if len(size) == 1 and name == "T1Plus":
         pytest.skip("T1+ is for two and three dimensions")

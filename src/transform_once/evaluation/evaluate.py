@@ -55,7 +55,7 @@ def predict(
         x: Fields in physical units and any real precision; the channel axis may be absent where the model has one.
         batch_size: Samples at a time; by default up to 64, fewer where fields are large.
         device: Where to compute; by default where the model is. The model is left as it was, in its former mode too.
-        size: Grid of the output, for models that transform once (T1, T1Plus); by default the input's.
+        size: Grid of the output, for models that transform once (T1, T1Plus, T1Grid); by default the input's.
     """
     models = _members(model)
     x = _as_input(x, models[0])

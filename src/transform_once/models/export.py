@@ -7,18 +7,17 @@ import torch
 
 from transform_once.files import atomic_path
 from transform_once.models.operator import Operator, SpectralOperator
-from transform_once.models.unet import UNet
 
 
 def export(model: Operator, path: str | Path) -> Path:
     """Write the model as ONNX, from fields to fields on the grid it was trained on, for any batch size.
 
-    Real transforms are matrix products, so T1 and T1+ need nothing that ONNX lacks. Needs the extra `onnx`.
+    Transforms are products of real matrices, so models need nothing that ONNX lacks. Needs the extra `onnx`.
     """
-    if not (isinstance(model, UNet) or (isinstance(model, SpectralOperator) and not model.transform.is_complex)):
+    if isinstance(model, SpectralOperator) and model.transform.is_complex:
         raise ValueError(
-            f"{type(model).__name__} computes with complex numbers, which ONNX does not have: "
-            "export a T1 or T1Plus with the transform dct or fourier instead"
+            f"a {type(model).__name__} with the transform {model.transform.name} computes with complex numbers, which "
+            "ONNX does not have: export one with the transform dct or fourier instead"
         )
     try:
         import onnx  # noqa: F401

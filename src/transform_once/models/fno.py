@@ -11,7 +11,8 @@ from transform_once import kernels
 from transform_once.models.operator import INITS, Operator, check_choice
 from transform_once.spectral.bases import matrix
 from transform_once.spectral.initialization import rfft_variance
-from transform_once.spectral.transforms import get_transform
+from transform_once.spectral.precision import in_full
+from transform_once.spectral.transforms import MATRIX_ENTRIES, get_transform
 
 HEAD_WIDTH = 128
 
@@ -24,7 +25,7 @@ def convolution(ndim: int) -> type[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
 def coordinate_channels(x: Tensor) -> Tensor:
     """One channel per axis with coordinates from 0 to 1, for the fields `x` (batch, channels, *grid)."""
     lines = [torch.linspace(0, 1, n, dtype=x.dtype, device=x.device) for n in x.shape[2:]]
-    return torch.stack(torch.meshgrid(*lines, indexing="ij")).expand(len(x), -1, *x.shape[2:])
+    return torch.stack(torch.meshgrid(*lines, indexing="ij")).expand(x.shape[0], -1, *x.shape[2:])
 
 
 class SpectralConvolution(nn.Module):
@@ -44,10 +45,12 @@ class SpectralConvolution(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(batch, width, ..., *grid) to the same."""
-        T = get_transform("dft")
+        T, grid = get_transform("dft"), x.shape[-self.ndim :]
+        T.block(self.modes, grid)  # complains about a grid that does not have the modes
         if self.ndim == 2 and x.ndim == 4 and kernels.can_run(x) and kernels.pays(x.numel()):
-            T.block(self.modes, x.shape[-2:])  # complains about a grid that does not have the modes
-            return self._in_real_numbers(x)
+            return self._by_kernels(x)
+        if x.ndim == 2 + self.ndim and max(2 * n * m for n, m in zip(grid, self.block, strict=True)) <= MATRIX_ENTRIES:
+            return self._by_matrices(x)
         X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
         X = X.movedim(-1, 0).transpose(1, 2)  # (modes, width, batch, ...): one batched product over the modes
         Y = torch.bmm(torch.view_as_complex(self.weight), X.flatten(2)).unflatten(2, X.shape[2:])
@@ -56,8 +59,45 @@ class SpectralConvolution(nn.Module):
         Y = Y.transpose(1, 2).movedim(0, -1).unflatten(-1, self.block)
         return T.inverse(Y, self.ndim, x.shape[-self.ndim :]).to(x.dtype)
 
-    def _in_real_numbers(self, x: Tensor) -> Tensor:
-        """The same with transforms as real products, which are faster than complex ones: (batch, width, n₁, n₂)."""
+    def _by_matrices(self, x: Tensor) -> Tensor:
+        """The same in real numbers, which every runtime has: (batch, width, *grid), transforms as products."""
+        grid, block, dtype = x.shape[2:], self.block, torch.promote_types(x.dtype, torch.float32)
+        turns = [matrix("dft, pairs", n, m, dtype, x.device) for n, m in zip(grid[:-1], block[:-1], strict=True)]
+        first, last = (
+            matrix(kind, grid[-1], block[-1], dtype, x.device)
+            for kind in ("dft last, halves", "inverse dft last, halves")
+        )
+        with in_full(x):
+            X = (x.to(dtype) @ first.T).unflatten(-1, (2, block[-1]))
+            for axis in range(self.ndim, 1, -1):  # the parts, real and imaginary, come to lie beside the axis
+                X = _turned(turns[axis - 2], X.movedim(axis + 2, axis + 1) if axis < self.ndim else X, axis)
+        # (batch, width, m₁, parts, m₂, …) to (parts, m₁, m₂, …, width, batch); in one dimension the parts come before m
+        parts = min(self.ndim, 2) + 1
+        order = [parts, *(axis for axis in range(2, X.ndim) if axis != parts), 1, 0]
+        modes = X.permute(order)
+        Y = self._product(*modes.reshape(2, len(self.weight), self.width, x.shape[0])).to(dtype)
+        Y = Y.reshape(modes.shape).permute([order.index(axis) for axis in range(X.ndim)])
+        with in_full(x):
+            for axis in range(2, self.ndim + 1):
+                Y = _turned(turns[axis - 2].T, Y, axis)
+                Y = Y.movedim(axis + 1, axis + 2) if axis < self.ndim else Y
+            return (Y.flatten(-2) @ last).to(x.dtype)
+
+    def _product(self, real: Tensor, imaginary: Tensor) -> Tensor:
+        """The parts, real and imaginary, of the product of every mode; all (modes, width, batch).
+
+        The weights, pairs of numbers, are read as rows of real ones; the modes are laid out for them.
+        """
+        X = torch.stack([real, -imaginary], 2)
+        if self.phase_blind:
+            Y = torch.bmm(self.weight.flatten(2), X.flatten(1, 2))
+            return torch.stack([Y, torch.zeros_like(Y)])
+        X = torch.stack([X, torch.stack([imaginary, real], 2)], 3)  # (modes, width, parts in, parts out, batch)
+        Y = torch.bmm(self.weight.flatten(2), X.flatten(3).flatten(1, 2))
+        return Y.unflatten(2, (2, real.shape[2])).movedim(2, 0)
+
+    def _by_kernels(self, x: Tensor) -> Tensor:
+        """The same by kernels of our own: (batch, width, n₁, n₂)."""
         from transform_once.kernels.transform import along
 
         (batch, width, n1, n2), (m1, m2) = x.shape, self.block
@@ -85,6 +125,13 @@ class SpectralConvolution(nn.Module):
         """Draw the weights variance-preserving, as one of `parts` layers whose outputs are summed."""
         variance = rfft_variance(resolution, self.block, self.width) / parts
         self.weight.normal_(0, math.sqrt(variance), generator=generator)
+
+
+def _turned(rows: Tensor, X: Tensor, axis: int) -> Tensor:
+    """The product with pairs (entries of an axis, real or imaginary), which are two neighbouring axes of `X`."""
+    shape = X.shape
+    X = rows @ X.flatten(axis, axis + 1).flatten(axis + 1)
+    return X.unflatten(-1, shape[axis + 2 :]).unflatten(axis, (-1, 2))
 
 
 class FNOLayer(nn.Module):

@@ -9,12 +9,13 @@ from transform_once.models.ffno import FFNO, ReleasedFFNO
 from transform_once.models.fno import FNO, ReleasedFNO
 from transform_once.models.operator import Operator, check_choice
 from transform_once.models.t1 import T1, T1Plus
+from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
 from transform_once.spectral.modes import TopM
 from transform_once.spectral.transforms import get_transform
 
 MODELS: dict[str, type[Operator]] = {
-    model.__name__: model for model in (T1, T1Plus, FNO, FFNO, UNet, ReleasedFNO, ReleasedFFNO)
+    model.__name__: model for model in (T1, T1Plus, T1Grid, FNO, FFNO, UNet, ReleasedFNO, ReleasedFFNO)
 }
 
 TOLERANCE = 0.01  # relative error that dropping modes may cost
@@ -22,7 +23,7 @@ SAMPLES = 64  # looked at to choose the modes
 MODES = {1: 256, 2: 48, 3: 12}  # most modes of an axis, by number of axes: what a dense mixing of them can bear
 FEWEST_MODES = 8
 PARAMETERS = 20_000_000  # of a T1, which its width is chosen for
-WIDTHS = {"T1": 48, "T1Plus": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
+WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
 DEPTH = 4
 
 
@@ -34,7 +35,7 @@ def choose_model(
     transform  the basis that needs fewest modes (`analyze`), of level ones that of the declared grid
     modes      the fewest that leave 1% of the target, from 8 to 256, 48 or 12 an axis in one, two and three dimensions;
                for wave numbers (FNO, FFNO) half as many
-    width      T1 48, less where it would have more than 20 million parameters; FNO, T1Plus and UNet 32
+    width      T1 48, less where it would have more than 20 million parameters; FNO, T1Grid, T1Plus and UNet 32
     depth      4
 
     `given["top_modes"]` keeps that many modes of largest energy in one shared set instead of a block.

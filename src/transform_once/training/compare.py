@@ -21,7 +21,7 @@ RATES = (1e-3, 3e-3)  # learning rates that every model tries
 TRIAL = 0.1  # share of the budget for each trial; the rest is for the model that is kept
 LEVEL = 1.05  # errors within this factor are called level
 SHAPES = ("in_channels", "out_channels", "resolution")
-NAMES = ("T1", "T1Plus", "FNO", "UNet")
+NAMES = ("T1", "T1Plus", "T1Grid", "FNO", "UNet")
 
 
 @dataclass(frozen=True)

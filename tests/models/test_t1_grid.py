@@ -1,0 +1,78 @@
+"""T1Grid: between its two transforms it is its body, on the field that the kept modes make on as many points."""
+
+import math
+
+import pytest
+import torch
+
+import transform_once as t1
+
+
+@pytest.mark.parametrize("transform", ["dct", "fourier"])
+@pytest.mark.parametrize("size", [(15,), (9, 11), (7, 5, 9)], ids=str)
+def test_with_all_modes_it_is_its_body(transform, size):
+    model = t1.T1Grid(2, 3, size, size, width=6, depth=2, transform=transform).double()
+    x = torch.randn(4, 2, *size, dtype=torch.float64)
+    assert torch.allclose(model(x), model.body(x), atol=1e-12)
+
+
+@pytest.mark.parametrize("transform", ["dct", "fourier"])
+def test_with_fewer_modes_it_is_its_body_on_the_small_field(transform):
+    model = t1.T1Grid(1, 2, (20, 30), (7, 9), width=6, depth=2, transform=transform).double()
+    T, scale = t1.get_transform(transform), math.sqrt(7 * 9 / (20 * 30))
+    x = torch.randn(3, 1, 20, 30, dtype=torch.float64)
+    small = T.inverse(T.forward(x, 2, (7, 9)), 2, (7, 9)) * scale
+    expected = T.inverse(T.forward(model.body(small), 2) / scale, 2, (20, 30))
+    assert torch.allclose(model(x), expected, atol=1e-12)
+    constant = torch.full((1, 1, 20, 30), 3.0, dtype=torch.float64)
+    assert torch.allclose(T.inverse(T.forward(constant, 2, (7, 9)), 2, (7, 9)) * scale, constant[..., :7, :9])
+
+
+def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_sixteen():
+    assert t1.T1Grid(1, 1, (64, 64), 24).body.config["modes"] == (12, 12)
+    assert t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier").body.config["modes"] == (12, 4)
+    assert t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1).body.config["modes"] == (16, 16)
+    assert t1.T1Grid(1, 1, (64, 64), 24, width=4, depth=1, waves=5).body.config["modes"] == 5
+
+
+def test_any_body_works(tmp_path):
+    body = torch.nn.Conv2d(1, 2, 3, padding=1)
+    model = t1.T1Grid(1, 2, (16, 16), 8, body=body)
+    x = torch.randn(3, 1, 16, 16)
+    assert model(x).shape == (3, 2, 16, 16)
+    t1.save(model, tmp_path / "model.safetensors")
+    again = t1.load(tmp_path / "model.safetensors", body=torch.nn.Conv2d(1, 2, 3, padding=1))
+    assert torch.equal(again(x), model(x))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: t1.T1Grid(1, 1, (16, 16), 8, transform="dft"), "T1Grid works on a block of real modes"),
+        (lambda: t1.T1Grid(1, 1, (16, 16), t1.TopM(9).fit(torch.randn(2, 1, 16, 16))), "not a ModeSet"),
+        (lambda: t1.T1Grid(1, 1, (16, 16), (1, 8)), "at least two modes on every axis"),
+        (lambda: t1.T1Grid(1, 1, (16, 16), 8, init="zeros"), "init must be one of"),
+        (
+            lambda: t1.T1Grid(1, 2, (16, 16), 8, body=torch.nn.Conv2d(1, 2, 3))(torch.randn(1, 1, 16, 16)),
+            r"the body must return fields of shape \(1, 2, 8, 8\)",
+        ),
+    ],
+)
+def test_what_is_wrong_is_said(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_it_trains_on_kept_modes_and_learns_a_product_of_fields():
+    """Squares of fields are local: on values they are learned at once, on coefficients they are convolutions."""
+    torch.manual_seed(0)
+    x = t1.idct(torch.randn(120, 1, 4, 4), 2, (16, 16)) * 4
+    fields = t1.Fields(input=x, target=x.square(), grid="cell", periodic=False)
+    errors = {}
+    for kind in (t1.T1Grid, t1.T1):
+        torch.manual_seed(0)
+        model = kind(1, 1, (16, 16), modes=8, width=16, depth=2)
+        run = t1.train(model, fields[:100], fields[100:], epochs=30, batch_size=10, device="cpu", progress=False)
+        assert run.description["space"] == "k-space"
+        errors[kind] = run.description["best"][0]["validation"]
+    assert errors[t1.T1Grid] < 0.3 * errors[t1.T1]
