@@ -7,8 +7,8 @@
 Darcy flow at 64² (piecewise constant media, not periodic), Burgers' equation and advection at 1024 points, diffusion
 with advection at 32³. 1000 pairs to train, 100 to keep the best weights by, as `t1 train` does, and 200 that nothing is
 chosen by, on which each run is measured once. Models are those that `training.choose` picks for the data; training has
-the default settings, the symmetries of each problem among them. T1 comes without and with local maps, each also in a
-quarter of the seconds.
+the default settings, the symmetries of each problem among them. T1 comes without and with local maps and on the grid
+of its modes, each also in a quarter of the seconds.
 """
 
 import argparse
@@ -46,6 +46,7 @@ MODELS = {
     "T1": Model("T1"),
     "T1 pointwise": Model("T1", local="pointwise"),
     "T1 conv": Model("T1", local="conv"),
+    "T1Grid": Model("T1Grid"),
     "FNO": Model("FNO"),
     "UNet": Model("UNet"),
 }

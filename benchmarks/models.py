@@ -1,8 +1,8 @@
-"""Forward plus backward of T1 and T1+ against neuraloperator's FNO and ours, in one process, interleaved.
+"""Forward plus backward of T1, T1+ and T1Grid against neuraloperator's FNO and ours, in one process, interleaved.
 
 python benchmarks/models.py [--device cuda]
 
-Beside T1 and T1+ stands the time that the operations of their products and convolutions take at the rate of a large
+Beside those stands the time that the operations of their products and convolutions take at the rate of a large
 float32 product on this machine: the floor of a machine that does nothing else.
 """
 
@@ -33,6 +33,7 @@ def models(n: int) -> dict[str, torch.nn.Module]:
         "our FNO 24/6/32": t1.FNO(1, 1, grid, modes=24, width=32, depth=6),
         "T1 24/6/48": t1.T1(1, 1, grid, modes=24, width=48, depth=6),
         "T1+ m=24, width 64": t1.T1Plus(1, 1, grid, modes=24, width=64),
+        "T1Grid 24/4/32": t1.T1Grid(1, 1, grid, modes=24, width=32, depth=4),
     }
 
 

@@ -1,6 +1,6 @@
-"""The most accurate surrogate per second of training: relative L2 against seconds, for T1, T1+ and a correct FNO.
+"""The most accurate surrogate per second of training: relative L2 against seconds, for T1, T1+, T1Grid and an FNO.
 
-    python benchmarks/speedrun.py search --seconds 560    # every candidate, 12 s each, judged on validation pairs
+    python benchmarks/speedrun.py search --seconds 560    # every candidate, 8 s each, judged on validation pairs
     python benchmarks/speedrun.py final --seconds 560     # the best of each model: all budgets, three seeds, test pairs
     python benchmarks/speedrun.py li --seconds 560        # both for ten frames to ten frames at ν=1e-5
     python benchmarks/speedrun.py records --page docs/speedrun.md
