@@ -38,7 +38,7 @@ PAPER |= {
 # Million parameters, MB and ms a step in the paper, on an A100.
 PAPER_COST = {"FFNO": "8.9, 35, 294", "FNO": "14.2, 56, 31", "FNOvp": "14.2, 56, 32", "T1+vp": "10.2, 40, 19"}
 
-PICTURED = ("FNO, phase-blind as released", "FNO", "FNO, modern", "T1vp", "T1+vp")
+PICTURED = ("FNO, phase-blind as released", "FNO", "FNO, modern", "T1vp", "T1+vp", "T1Grid")
 
 
 class Section:
