@@ -9,10 +9,11 @@ from torch import Tensor, nn
 
 from transform_once import kernels
 from transform_once.models.operator import INITS, Operator, check_choice
+from transform_once.spectral import transforms
 from transform_once.spectral.bases import matrix
 from transform_once.spectral.initialization import rfft_variance
 from transform_once.spectral.precision import in_full
-from transform_once.spectral.transforms import MATRIX_ENTRIES, get_transform
+from transform_once.spectral.transforms import get_transform
 
 HEAD_WIDTH = 128
 
@@ -49,7 +50,8 @@ class SpectralConvolution(nn.Module):
         T.block(self.modes, grid)  # complains about a grid that does not have the modes
         if self.ndim == 2 and x.ndim == 4 and kernels.can_run(x) and kernels.pays(x.numel()):
             return self._by_kernels(x)
-        if x.ndim == 2 + self.ndim and max(2 * n * m for n, m in zip(grid, self.block, strict=True)) <= MATRIX_ENTRIES:
+        entries = max(2 * n * m for n, m in zip(grid, self.block, strict=True))
+        if x.ndim == 2 + self.ndim and entries <= transforms.MATRIX_ENTRIES:
             return self._by_matrices(x)
         X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
         X = X.movedim(-1, 0).transpose(1, 2)  # (modes, width, batch, ...): one batched product over the modes
