@@ -7,18 +7,20 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transform_once.kernels import layer, lift, loss, motion, muon, norm, perceptron, transform
+from transform_once.kernels import layer, layout, lift, loss, motion, muon, norm, perceptron, transform
 
 LOW, FULL = "*bf16", "*fp32"
-STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "dS", "dV"}  # in low precision
+# In low precision:
+STATE = {"A", "kept", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "dS", "dV"}
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
     layer._channels_backward: {"WIDTH": 48, "P": 64, "S": 64},
     layer._mix: {"SIZE": 23, "P": 32, "C": 64, "LAST": True},
     layer._mix_backward: {"SIZE": 23, "P": 32, "C": 64, "FIRST": True},
-    layer._single: {"WIDTH": 8, "P": 8, "K": 64},
+    layer._single: {"KEEP": True, "WIDTH": 8, "P": 8, "K": 64},
     layer._single_backward: {"WIDTH": 8, "P": 8, "K": 64},
+    layout._copy: {"R": 64, "C": 32},
     lift._forward: {"INPUTS": 1, "TOTAL": 4, "WIDTH": 48, "P": 64, "C": 128, "ROWS": 16},
     lift._backward: {"INPUTS": 1, "TOTAL": 4, "WIDTH": 48, "P": 64, "C": 128, "ROWS": 16},
     loss._forward: {"BLOCK": 1024},
@@ -43,7 +45,8 @@ CONSTANTS = {
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
 }  # fmt: skip
 WHOLE = {"modes", "batch", "left", "right", "stride", "rows", "channels", "columns", "count", "points", "samples"}
-WHOLE |= {"sample", "row", "mode"}  # strides
+WHOLE |= {"seconds", "thirds"}
+WHOLE |= {"sample", "first", "second", "third", "row", "column", "mode"}  # strides
 DOUBLE = {"energy", "tail", "scales", "shift", "signs", "offsets", "directions", "factors", "constants"}
 
 
@@ -72,7 +75,7 @@ def main():
         source = ASTSource(fn=kernel, signature=signature, constexprs=values)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
         assert "ptx" in compiled.asm
-    modules = (layer, lift, loss, motion, muon, norm, perceptron, transform)
+    modules = (layer, layout, lift, loss, motion, muon, norm, perceptron, transform)
     found = {f for one in modules for f in vars(one).values() if isinstance(f, triton.runtime.JITFunction)}
     launched = {f for f in found if any("program_id" in line for line in f.src.splitlines())}
     assert launched <= set(CONSTANTS), [f.__name__ for f in launched - set(CONSTANTS)]

@@ -138,6 +138,29 @@ def test_the_fno_is_the_same_operator_on_another_grid():
 
 
 @pytest.mark.parametrize("phase_blind", [False, True])
+@pytest.mark.parametrize(("size", "modes"), [((11, 12), (3, 4)), ((8, 8), 4), ((7, 9, 8), (2, 3, 4))], ids=str)
+def test_all_axes_at_once_and_axis_by_axis_give_the_same(size, modes, phase_blind):
+    layer = SpectralConvolution(3, modes, len(size), phase_blind).double()
+    x = torch.randn(2, 3, *size, dtype=torch.float64)
+    at_once, by_axis = layer._all_at_once(x), layer._axis_by_axis(x)
+    assert torch.allclose(at_once[:, :, 0], by_axis.transpose(2, 3).flatten(3), atol=1e-13)
+    Y = at_once[:, :, :, : 1 if phase_blind else 2]
+    fields = layer._back_axis_by_axis(Y[:, :, 0].unflatten(3, by_axis.shape[2::2]).transpose(2, 3), x)
+    assert torch.allclose(layer._back_at_once(Y, x), fields, atol=1e-13)
+
+
+def test_autocast_takes_the_transforms_to_its_precision_too():
+    layer = SpectralConvolution(8, 6, 2)
+    x = torch.randn(3, 8, 32, 32).bfloat16()
+    expected = layer(x.float())
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found = layer(x)
+    assert found.dtype == torch.bfloat16
+    error = (found.float() - expected).norm() / expected.norm()
+    assert 1e-4 < error < 1e-2
+
+
+@pytest.mark.parametrize("phase_blind", [False, True])
 @pytest.mark.parametrize(
     ("size", "modes"), [((13,), 4), ((11, 12), (3, 4)), ((16, 9), (8, 4)), ((7, 9, 8), (2, 3, 4))], ids=str
 )

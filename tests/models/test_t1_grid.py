@@ -1,4 +1,4 @@
-"""T1Grid: between its two transforms it is its body, on the field that the kept modes make on as many points."""
+"""T1Grid: between its two transforms it is its body, on the field that the kept modes make on few points."""
 
 import math
 
@@ -9,7 +9,7 @@ import transform_once as t1
 
 
 @pytest.mark.parametrize("transform", ["dct", "fourier"])
-@pytest.mark.parametrize("size", [(15,), (9, 11), (7, 5, 9)], ids=str)
+@pytest.mark.parametrize("size", [(16,), (8, 12), (4, 8, 12)], ids=str)
 def test_with_all_modes_it_is_its_body(transform, size):
     model = t1.T1Grid(2, 3, size, size, width=6, depth=2, transform=transform).double()
     x = torch.randn(4, 2, *size, dtype=torch.float64)
@@ -19,18 +19,18 @@ def test_with_all_modes_it_is_its_body(transform, size):
 @pytest.mark.parametrize("transform", ["dct", "fourier"])
 def test_with_fewer_modes_it_is_its_body_on_the_small_field(transform):
     model = t1.T1Grid(1, 2, (20, 30), (7, 9), width=6, depth=2, transform=transform).double()
-    T, scale = t1.get_transform(transform), math.sqrt(7 * 9 / (20 * 30))
+    T, scale = t1.get_transform(transform), math.sqrt(8 * 12 / (20 * 30))
     x = torch.randn(3, 1, 20, 30, dtype=torch.float64)
-    small = T.inverse(T.forward(x, 2, (7, 9)), 2, (7, 9)) * scale
-    expected = T.inverse(T.forward(model.body(small), 2) / scale, 2, (20, 30))
+    small = T.inverse(T.forward(x, 2, (7, 9)), 2, (8, 12)) * scale
+    expected = T.inverse(T.forward(model.body(small), 2, (7, 9)) / scale, 2, (20, 30))
     assert torch.allclose(model(x), expected, atol=1e-12)
     constant = torch.full((1, 1, 20, 30), 3.0, dtype=torch.float64)
-    assert torch.allclose(T.inverse(T.forward(constant, 2, (7, 9)), 2, (7, 9)) * scale, constant[..., :7, :9])
+    assert torch.allclose(T.inverse(T.forward(constant, 2, (7, 9)), 2, (8, 12)) * scale, constant[..., :8, :12])
 
 
 def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_sixteen():
     assert t1.T1Grid(1, 1, (64, 64), 24).body.config["modes"] == (12, 12)
-    assert t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier").body.config["modes"] == (12, 4)
+    assert t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier").body.config["modes"] == (14, 6)
     assert t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1).body.config["modes"] == (16, 16)
     assert t1.T1Grid(1, 1, (64, 64), 24, width=4, depth=1, waves=5).body.config["modes"] == 5
 

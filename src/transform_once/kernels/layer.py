@@ -166,8 +166,8 @@ def _mix_backward(
 
 
 @triton.jit
-def _single(Z, W, A, modes, WIDTH: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
-    """A_k = W_k z_k for one sample and K modes: the weights are all that counts."""
+def _single(Z, W, A, kept, modes, KEEP: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
+    """A_k = W_k z_k for one sample and K modes: the weights are all that counts. It may keep z_k rounded, too."""
     mode = tl.program_id(0).to(tl.int64) * K + tl.arange(0, K)
     o, i, k = tl.arange(0, P)[None, :, None], tl.arange(0, P)[None, None, :], mode[:, None, None]
     inside = (k < modes) & (o < WIDTH) & (i < WIDTH)
@@ -176,6 +176,8 @@ def _single(Z, W, A, modes, WIDTH: tl.constexpr, P: tl.constexpr, K: tl.constexp
     place = tl.arange(0, P)[None, :] * modes + mode[:, None]
     inside = (mode[:, None] < modes) & (tl.arange(0, P)[None, :] < WIDTH)
     tl.store(A + place, tl.sum(w * z, 2), mask=inside)
+    if KEEP:
+        tl.store(kept + i * modes + k, z, mask=(k < modes) & (i < WIDTH))
 
 
 @triton.jit
@@ -274,11 +276,15 @@ class SingleProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, Z: Tensor, weight: Tensor) -> Tensor:
-        """The product, (channels, modes, 1)."""
-        ctx.save_for_backward(Z, weight)
-        A, (width, modes, _) = torch.empty_like(Z), Z.shape
+        """The product, (channels, modes, 1); what the way back needs is kept in the precision of products."""
+        low, (width, modes, _) = precision_of(Z) == "bfloat16", Z.shape
+        A = torch.empty_like(Z, dtype=torch.bfloat16 if low else None)
+        kept = torch.empty_like(A) if low and Z.dtype != A.dtype else Z
         P, K = _single_block(width)
-        _single[(triton.cdiv(modes, K),)](Z, weight, A, modes, WIDTH=width, P=P, K=K)
+        sizes = {"KEEP": kept is not Z, "WIDTH": width, "P": P, "K": K}
+        _single[(triton.cdiv(modes, K),)](Z, weight, A, kept, modes, **sizes)
+        ctx.save_for_backward(kept, weight)
+        ctx.dtype = Z.dtype
         return A
 
     @staticmethod
@@ -286,7 +292,7 @@ class SingleProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Of the state and of the weights."""
         Z, weight = ctx.saved_tensors
-        dZ, dweight = torch.empty_like(Z), torch.empty_like(weight)
+        dZ, dweight = torch.empty_like(Z, dtype=ctx.dtype), torch.empty_like(weight)
         width, modes, _ = Z.shape
         dA, (P, K) = gradients[0].contiguous(), _single_block(width)
         _single_backward[(triton.cdiv(modes, K),)](dA, Z, weight, dZ, dweight, modes, WIDTH=width, P=P, K=K)

@@ -21,6 +21,7 @@ from transform_once import kernels
 from transform_once.kernels.layer import activation, padded, precision_of, processors, product
 
 POINTS = 64  # of a program at a time
+WARPS, PROGRAMS = 4, 4  # of a program, and programs of a processor, on the way there
 MOST_CHANNELS, MOST_HIDDEN = 64, 128
 
 
@@ -49,7 +50,7 @@ def _store_part(pointer, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, P: tl
 def _store_sums(pointer, total, ROWS: tl.constexpr, P: tl.constexpr):
     """A program's part of the gradient of a bias."""
     i = tl.arange(0, P)
-    tl.store(pointer + i, tl.sum(total, 1), mask=i < ROWS)
+    tl.store(pointer + i, total, mask=i < ROWS)
 
 
 @triton.jit
@@ -89,7 +90,7 @@ def _perceptron_backward(
 ):  # fmt: skip
     w1, w2 = _matrix(W1, HIDDEN, IN, H, P), _matrix(W2, OUT, HIDDEN, Q, H)
     total1, total2 = tl.zeros((H, P), tl.float32), tl.zeros((Q, H), tl.float32)
-    sums1, sums2 = tl.zeros((H, C), tl.float32), tl.zeros((Q, C), tl.float32)
+    sums1, sums2 = tl.zeros((H,), tl.float32), tl.zeros((Q,), tl.float32)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         place, inside = _tile(number, points, IN, P, C)
         x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
@@ -103,8 +104,8 @@ def _perceptron_backward(
         dh = product(tl.trans(w2), dy, PRECISION) * slope
         total1 += product(dh, tl.trans(x), PRECISION)
         if BIASES:
-            sums1 += dh
-            sums2 += dy
+            sums1 += tl.sum(dh, 1)
+            sums2 += tl.sum(dy, 1)
         if OF_INPUT:
             tl.store(dX + place, product(tl.trans(w1), dh, PRECISION), mask=inside)
     own = parts + tl.program_id(0) * part_stride
@@ -117,17 +118,21 @@ def _perceptron_backward(
 
 @triton.jit
 def _pointwise(
-    S, V, W, b, P1, c1, P2, c2, Y, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr, H: tl.constexpr,
-    C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
+    S, V, W, b, P1, c1, P2, c2, Y, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    place, inside = _tile(tl.program_id(0), points, WIDTH, P, C)
-    v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
-    z = product(_matrix(W, WIDTH, WIDTH, P, P), v, PRECISION) + _bias(b, WIDTH, P)
-    y, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
+    w = _matrix(W, WIDTH, WIDTH, P, P)
     if PERCEPTRON:
-        h, _ = activation(product(_matrix(P1, HIDDEN, WIDTH, H, P), y, PRECISION) + _bias(c1, HIDDEN, H), False)
-        y = product(_matrix(P2, WIDTH, HIDDEN, P, H), h, PRECISION) + _bias(c2, WIDTH, P) + v
-    tl.store(Y + place, y, mask=inside)
+        p1, p2 = _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
+    for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
+        place, inside = _tile(number, points, WIDTH, P, C)
+        v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
+        z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
+        y, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
+        if PERCEPTRON:
+            h, _ = activation(product(p1, y, PRECISION) + _bias(c1, HIDDEN, H), False)
+            y = product(p2, h, PRECISION) + _bias(c2, WIDTH, P) + v
+        tl.store(Y + place, y, mask=inside)
 
 
 @triton.jit
@@ -139,7 +144,7 @@ def _pointwise_backward(
     if PERCEPTRON:
         p1, p2 = _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
     of_w, of_p1, of_p2 = tl.zeros((P, P), tl.float32), tl.zeros((H, P), tl.float32), tl.zeros((P, H), tl.float32)
-    of_b, of_c1, of_c2 = tl.zeros((P, C), tl.float32), tl.zeros((H, C), tl.float32), tl.zeros((P, C), tl.float32)
+    of_b, of_c1, of_c2 = tl.zeros((P,), tl.float32), tl.zeros((H,), tl.float32), tl.zeros((P,), tl.float32)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
@@ -148,15 +153,15 @@ def _pointwise_backward(
         d = tl.load(dY + place, mask=inside, other=0.0).to(tl.float32)
         if PERCEPTRON:
             h, slope_h = activation(product(p1, u, PRECISION) + _bias(c1, HIDDEN, H), False)
-            of_c2 += d
+            of_c2 += tl.sum(d, 1)
             of_p2 += product(d, tl.trans(h), PRECISION)
             dh = product(tl.trans(p2), d, PRECISION) * slope_h
-            of_c1 += dh
+            of_c1 += tl.sum(dh, 1)
             of_p1 += product(dh, tl.trans(u), PRECISION)
             dz = tl.where(inside, product(tl.trans(p1), dh, PRECISION) * slope, 0.0)
         else:
             dz = d * slope
-        of_b += dz
+        of_b += tl.sum(dz, 1)
         of_w += product(dz, tl.trans(v), PRECISION)
         tl.store(dS + place, dz, mask=inside)
         dv = product(tl.trans(w), dz, PRECISION)
@@ -256,11 +261,12 @@ class _Pointwise(torch.autograd.Function):
         samples, width, points = v.shape
         hidden = len(weights[2]) if weights[2:] else 1
         sizes = {"WIDTH": width, "HIDDEN": hidden, "P": padded(width), "H": padded(hidden), "C": POINTS}
-        how = {"PERCEPTRON": bool(weights[2:]), "PRECISION": precision_of(v), "num_warps": 4}
+        how = {"PERCEPTRON": bool(weights[2:]), "PRECISION": precision_of(v), "num_warps": WARPS}
         ctx.options = {**sizes, **how}
         y = torch.empty_like(v)
         given = (*weights, *(None,) * (6 - len(weights)))
-        _pointwise[(samples * triton.cdiv(points, POINTS),)](s, v, *given, y, points, **ctx.options)
+        programs = min(PROGRAMS * processors(v.device), samples * triton.cdiv(points, POINTS))
+        _pointwise[(programs,)](s, v, *given, y, samples, points, **ctx.options)
         ctx.save_for_backward(s, v, *weights)
         return y
 

@@ -55,35 +55,35 @@ def _last(
     tl.store(Y + line * M + k, total, mask=(line < rows) & (k < M))
 
 
-def along(A: Tensor, x: Tensor, axis: int, dtype: torch.dtype = torch.float32) -> Tensor:
+def along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     """The product of a contiguous matrix (m, n), or of the transpose of one, with `x` along an axis of length n.
 
     It is summed in float32 and given in `dtype`; the field may be of less precision.
     """
     transposed = not A.is_contiguous()
-    return _Along.apply(A.T if transposed else A, transposed, x, axis % x.ndim, dtype)
+    return _Along.apply(A.T if transposed else A, transposed, x, axis % x.ndim)
 
 
 class _Along(torch.autograd.Function):
     """`along` and its gradient, which is the product with the transposed matrix."""
 
     @staticmethod
-    def forward(ctx: Any, A: Tensor, transposed: bool, x: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+    def forward(ctx: Any, A: Tensor, transposed: bool, x: Tensor, axis: int) -> Tensor:
         ctx.save_for_backward(A)
-        ctx.transposed, ctx.axis, ctx.dtype = transposed, axis, x.dtype
-        return _product(A, transposed, x, axis, dtype)
+        ctx.transposed, ctx.axis = transposed, axis
+        return _product(A, transposed, x, axis)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         (A,) = ctx.saved_tensors
-        return None, None, _Along.apply(A, not ctx.transposed, gradients[0], ctx.axis, ctx.dtype), None, None
+        return None, None, _Along.apply(A, not ctx.transposed, gradients[0], ctx.axis), None
 
 
-def _product(A: Tensor, transposed: bool, x: Tensor, axis: int, dtype: torch.dtype) -> Tensor:
+def _product(A: Tensor, transposed: bool, x: Tensor, axis: int) -> Tensor:
     x = x.contiguous()
     m, n = A.shape[::-1] if transposed else A.shape
     left, right = x.shape[:axis].numel(), x.shape[axis + 1 :].numel()
-    y = torch.empty(*x.shape[:axis], m, *x.shape[axis + 1 :], device=x.device, dtype=dtype)
+    y = torch.empty(*x.shape[:axis], m, *x.shape[axis + 1 :], device=x.device)
     P = min(MOST_ROWS, max(16, triton.next_power_of_2(m)))
     options = {"N": n, "M": m, "TRANSPOSED": transposed, "P": P, **(LAST if right == 1 else INNER)}
     if right == 1:

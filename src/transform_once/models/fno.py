@@ -12,10 +12,12 @@ from transform_once.models.operator import INITS, Operator, check_choice
 from transform_once.spectral import transforms
 from transform_once.spectral.bases import matrix
 from transform_once.spectral.initialization import rfft_variance
-from transform_once.spectral.precision import in_full
+from transform_once.spectral.precision import autocast_dtype, in_full
 from transform_once.spectral.transforms import get_transform
 
 HEAD_WIDTH = 128
+IN_ONE = 1024  # up to so many points of a grid, a GPU is faster with one large product for all axes
+HIDDEN = 2  # hidden channels of a layer's perceptron, for each channel
 
 
 def convolution(ndim: int) -> type[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
@@ -48,9 +50,7 @@ class SpectralConvolution(nn.Module):
         """(batch, width, ..., *grid) to the same."""
         T, grid = get_transform("dft"), x.shape[-self.ndim :]
         T.block(self.modes, grid)  # complains about a grid that does not have the modes
-        if self.ndim == 2 and x.ndim == 4 and kernels.can_run(x) and kernels.pays(x.numel()):
-            return self._by_kernels(x)
-        entries = max(2 * n * m for n, m in zip(grid, self.block, strict=True))
+        entries = max(4 * n * m for n, m in zip(grid, self.block, strict=True))
         if x.ndim == 2 + self.ndim and entries <= transforms.MATRIX_ENTRIES:
             return self._by_matrices(x)
         X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
@@ -62,60 +62,55 @@ class SpectralConvolution(nn.Module):
         return T.inverse(Y, self.ndim, x.shape[-self.ndim :]).to(x.dtype)
 
     def _by_matrices(self, x: Tensor) -> Tensor:
-        """The same in real numbers, which every runtime has: (batch, width, *grid), transforms as products."""
-        grid, block, dtype = x.shape[2:], self.block, torch.promote_types(x.dtype, torch.float32)
-        turns = [matrix("dft, pairs", n, m, dtype, x.device) for n, m in zip(grid[:-1], block[:-1], strict=True)]
-        first, last = (
-            matrix(kind, grid[-1], block[-1], dtype, x.device)
-            for kind in ("dft last, halves", "inverse dft last, halves")
-        )
-        with in_full(x):
-            X = (x.to(dtype) @ first.T).unflatten(-1, (2, block[-1]))
-            for axis in range(self.ndim, 1, -1):  # the parts, real and imaginary, come to lie beside the axis
-                X = _turned(turns[axis - 2], X.movedim(axis + 2, axis + 1) if axis < self.ndim else X, axis)
-        # (batch, width, m₁, parts, m₂, …) to (parts, m₁, m₂, …, width, batch); in one dimension the parts come before m
-        parts = min(self.ndim, 2) + 1
-        order = [parts, *(axis for axis in range(2, X.ndim) if axis != parts), 1, 0]
-        modes = X.permute(order)
-        Y = self._product(*modes.reshape(2, len(self.weight), self.width, x.shape[0])).to(dtype)
-        Y = Y.reshape(modes.shape).permute([order.index(axis) for axis in range(X.ndim)])
-        with in_full(x):
-            for axis in range(2, self.ndim + 1):
-                Y = _turned(turns[axis - 2].T, Y, axis)
-                Y = Y.movedim(axis + 1, axis + 2) if axis < self.ndim else Y
-            return (Y.flatten(-2) @ last).to(x.dtype)
+        """The same in real numbers, which every runtime has: (batch, width, *grid), transforms as products.
 
-    def _product(self, real: Tensor, imaginary: Tensor) -> Tensor:
-        """The parts, real and imaginary, of the product of every mode; all (modes, width, batch).
-
-        The weights, pairs of numbers, are read as rows of real ones; the modes are laid out for them.
+        They give the modes as (m₁, parts, other modes): the numbers that are summed with the parts of a weight, real
+        and imaginary, for both parts of what comes out.
         """
-        X = torch.stack([real, -imaginary], 2)
+        (batch, width, *_), lower = x.shape, autocast_dtype(x)
+        dtype = lower or torch.promote_types(x.dtype, torch.float32)
+        in_one = self.ndim == 1 or (lower is not None and x.is_cuda and math.prod(x.shape[2:]) <= IN_ONE)
+        with in_full(x):
+            X = self._all_at_once(x.to(dtype)) if in_one else self._axis_by_axis(x.to(dtype))
+        _, _, m1, parts, others = X.shape
         if self.phase_blind:
-            Y = torch.bmm(self.weight.flatten(2), X.flatten(1, 2))
-            return torch.stack([Y, torch.zeros_like(Y)])
-        X = torch.stack([X, torch.stack([imaginary, real], 2)], 3)  # (modes, width, parts in, parts out, batch)
-        Y = torch.bmm(self.weight.flatten(2), X.flatten(3).flatten(1, 2))
-        return Y.unflatten(2, (2, real.shape[2])).movedim(2, 0)
+            X, parts = X[:, :, :, ::2], 2
+        X = _permuted(X, 2, 4, 1, 3, 0).view(len(self.weight), 2 * width, -1)
+        Y = torch.bmm(self.weight.flatten(2).to(dtype), X)
+        Y = _permuted(Y.view(m1, others, width, parts // 2, batch), 4, 2, 0, 3, 1)
+        with in_full(x):
+            y = self._back_at_once(Y, x) if in_one else self._back_axis_by_axis(Y, x)
+        return y.to(x.dtype)
 
-    def _by_kernels(self, x: Tensor) -> Tensor:
-        """The same by kernels of our own: (batch, width, n₁, n₂)."""
-        from transform_once.kernels.transform import along
+    def _all_at_once(self, x: Tensor) -> Tensor:
+        rows = matrix("dft of all axes, quads", tuple(x.shape[2:]), self.block, x.dtype, x.device)
+        return (x.flatten(2) @ rows.T).unflatten(-1, (1, 4, len(self.weight)))
 
-        (batch, width, n1, n2), (m1, m2) = x.shape, self.block
-        forward = matrix("dft last, halves", n2, m2, torch.float32, x.device)
-        rows = matrix("dft, pairs", n1, m1, torch.float32, x.device)
-        inverse = matrix("inverse dft last, halves", n2, m2, torch.float32, x.device)
-        X = along(rows, along(forward, x, -1).view(batch, width, 2 * n1, m2), -2)
-        X = X.view(batch, width, m1, 2, m2).permute(2, 4, 1, 0, 3).reshape(m1 * m2, width, batch, 2)
-        Y = torch.bmm(torch.view_as_complex(self.weight), torch.view_as_complex(X))
-        if self.phase_blind:
-            Y = torch.complex(Y.real, torch.zeros_like(Y.real))
-        pairs = (
-            torch.view_as_real(Y).view(m1, m2, width, batch, 2).permute(3, 2, 0, 4, 1).reshape(batch, width, 2 * m1, m2)
-        )
-        y = along(rows.T, pairs, -2).view(batch, width, n1, 2 * m2)
-        return along(inverse.T, y, -1, x.dtype)
+    def _back_at_once(self, Y: Tensor, x: Tensor) -> Tensor:
+        rows = matrix("inverse dft of all axes", tuple(x.shape[2:]), self.block, Y.dtype, Y.device)
+        Y = Y.flatten(2)
+        return (Y @ rows[: Y.shape[-1]]).view(x.shape)
+
+    def _axis_by_axis(self, x: Tensor) -> Tensor:
+        grid, block = x.shape[2:], self.block
+        X = x @ matrix("dft last, halves", grid[-1], block[-1], x.dtype, x.device).T
+        X = X.unflatten(-1, (2, block[-1]))
+        for axis in range(self.ndim - 2, -1, -1):
+            X = X if axis == self.ndim - 2 else X.movedim(axis + 4, axis + 3)  # the parts come to lie beside the axis
+            rows = matrix("dft, pairs" if axis else "dft, quads", grid[axis], block[axis], x.dtype, x.device)
+            X = _turned(rows, X, axis + 2, 2 if axis else 4)
+        return X.flatten(4)
+
+    def _back_axis_by_axis(self, Y: Tensor, x: Tensor) -> Tensor:
+        grid, block = x.shape[2:], self.block
+        Y = Y.unflatten(4, block[1:])
+        for axis in range(self.ndim - 1):
+            rows = matrix("dft, pairs", grid[axis], block[axis], Y.dtype, Y.device).T
+            if Y.shape[axis + 3] == 1:  # only real parts came
+                rows = rows[:, ::2]
+            Y = _turned(rows, Y, axis + 2, 2)
+            Y = Y if axis == self.ndim - 2 else Y.movedim(axis + 3, axis + 4)
+        return Y.flatten(-2) @ matrix("inverse dft last, halves", grid[-1], block[-1], Y.dtype, Y.device)
 
     @torch.no_grad()
     def initialize(self, scheme: str) -> None:
@@ -129,22 +124,31 @@ class SpectralConvolution(nn.Module):
         self.weight.normal_(0, math.sqrt(variance), generator=generator)
 
 
-def _turned(rows: Tensor, X: Tensor, axis: int) -> Tensor:
-    """The product with pairs (entries of an axis, real or imaginary), which are two neighbouring axes of `X`."""
+def _permuted(X: Tensor, *order: int) -> Tensor:
+    """`X` with its axes in that order, contiguous."""
+    if kernels.can_run(X) and kernels.pays(X.numel()):
+        from transform_once.kernels.layout import permuted
+
+        return permuted(X, order)
+    return X.permute(order).contiguous()
+
+
+def _turned(rows: Tensor, X: Tensor, axis: int, parts: int) -> Tensor:
+    """The product with an axis and its parts, real and imaginary, which are two neighbouring axes of `X`."""
     shape = X.shape
     X = rows @ X.flatten(axis, axis + 1).flatten(axis + 1)
-    return X.unflatten(-1, shape[axis + 2 :]).unflatten(axis, (-1, 2))
+    return X.unflatten(-1, shape[axis + 2 :]).unflatten(axis, (-1, parts))
 
 
 class FNOLayer(nn.Module):
-    """v ← MLP(GELU(Kv + Wv + b)) + v: the spectral and the pointwise map, then a small perceptron on the channels.
+    """v ← MLP(GELU(Kv + Wv + b)) + v: the spectral and the pointwise map, then a perceptron on the channels.
 
     Without the perceptron it overfits a thousand pairs far more (docs/measurements.md).
     """
 
     def __init__(self, width: int, modes: int | Sequence[int], ndim: int) -> None:
         super().__init__()
-        conv, hidden = convolution(ndim), max(1, width // 2)
+        conv, hidden = convolution(ndim), max(1, int(HIDDEN * width))
         self.spectral = SpectralConvolution(width, modes, ndim)
         self.pointwise = conv(width, width, 1)
         self.perceptron = nn.Sequential(conv(width, hidden, 1), nn.GELU(), conv(hidden, width, 1))

@@ -13,11 +13,13 @@ from torch import Tensor
 # Matrices are kept until they hold this many bytes together; the least recently used go first.
 CACHE_BYTES = 2**28
 
+Sizes = tuple[int, ...]
+
 _cache: OrderedDict[tuple[Any, ...], Tensor] = OrderedDict()
 _cache_lock = threading.Lock()
 
 
-def matrix(kind: str, n: int, m: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def matrix(kind: str, n: int | Sizes, m: int | Sizes, dtype: torch.dtype, device: torch.device) -> Tensor:
     """The matrix of that kind, computed in float64, in that dtype on that device; cached by all of these."""
     if torch.compiler.is_dynamo_compiling():  # traced like the rest, also for a grid size that is a symbol
         return torch.from_numpy(_BUILD[kind](n, m)).to(dtype).to(device)
@@ -95,6 +97,38 @@ def _turned_pairs(n: int, m: int) -> np.ndarray:
     return pairs.reshape(2 * m, 2 * n)
 
 
+def _quads(real: np.ndarray, imaginary: np.ndarray, axis: int) -> np.ndarray:
+    """What a complex product in real numbers sums with the two parts of a weight, for its real and its imaginary part.
+
+    (Re, Im) with the real part of the weight and (−Im, Re) with the imaginary one.
+    """
+    return np.stack([real, imaginary, -imaginary, real], axis)
+
+
+def _turned_quads(n: int, m: int) -> np.ndarray:
+    pairs = _turned_pairs(n, m).reshape(m, 2, 2 * n)
+    return _quads(pairs[:, 0], pairs[:, 1], axis=1).reshape(4 * m, 2 * n)
+
+
+def _waves_of_all_axes(n: Sizes, m: Sizes) -> np.ndarray:
+    """Rows for the kept waves of a real field, columns for the points of its grid."""
+    real, imaginary = _waves_in_halves(n[-1], m[-1]).reshape(2, m[-1], n[-1])
+    waves = real + 1j * imaginary
+    for points, kept in zip(n[-2::-1], m[-2::-1], strict=True):
+        waves = np.kron(_waves(points, kept), waves)
+    return waves
+
+
+def _all_axes_in_quarters(n: Sizes, m: Sizes) -> np.ndarray:
+    waves = _waves_of_all_axes(n, m)
+    return _quads(waves.real, waves.imag, axis=0).reshape(-1, waves.shape[1])
+
+
+def _all_axes_back(n: Sizes, m: Sizes) -> np.ndarray:
+    waves = _waves_of_all_axes(n, m) * np.tile(_column_weights(n[-1], m[-1]), math.prod(m[:-1]))[:, None]
+    return np.concatenate([waves.real, waves.imag])
+
+
 def _weighted_waves(n: int, m: int) -> np.ndarray:
     return _interleaved_waves(n, m) * np.repeat(_column_weights(n, m), 2)[:, None]
 
@@ -105,7 +139,7 @@ def _column_weights(n: int, m: int) -> np.ndarray:
     return np.where((k == 0) | (2 * k == n), 1.0, 2.0)
 
 
-_BUILD: dict[str, Callable[[int, int], np.ndarray]] = {
+_BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "dct": _cosines,
     "fourier": _cosines_and_sines,
     "dft": _waves,
@@ -113,6 +147,9 @@ _BUILD: dict[str, Callable[[int, int], np.ndarray]] = {
     "dft last, halves": _waves_in_halves,
     "inverse dft last, halves": _weighted_halves,
     "dft, pairs": _turned_pairs,
+    "dft, quads": _turned_quads,
+    "dft of all axes, quads": _all_axes_in_quarters,
+    "inverse dft of all axes": _all_axes_back,
     "inverse dft last": _weighted_waves,
     "weights": _column_weights,
     "turn": _half_sample_turn,

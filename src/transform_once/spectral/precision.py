@@ -8,10 +8,16 @@ import torch
 from torch import Tensor
 
 
+def autocast_dtype(x: Tensor) -> torch.dtype | None:
+    """What autocast makes of the operands of products on the device of `x`; None where it is off."""
+    kind = x.device.type
+    return torch.get_autocast_dtype(kind) if kind != "meta" and torch.is_autocast_enabled(kind) else None
+
+
 def in_full(x: Tensor) -> AbstractContextManager[Any]:
     """Within, products keep the precision of their operands: neither autocast nor tf32 applies."""
     kind = x.device.type
-    if kind != "meta" and torch.is_autocast_enabled(kind):
+    if autocast_dtype(x):
         return torch.autocast(kind, enabled=False)
     if kind == "cuda" and not torch.compiler.is_compiling() and torch.get_float32_matmul_precision() != "highest":
         return matmul_precision("highest")
