@@ -11,14 +11,14 @@ from transform_once.kernels import layer, layout, lift, loss, motion, muon, norm
 
 LOW, FULL = "*bf16", "*fp32"
 # In low precision:
-STATE = {"A", "kept", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "dS", "dV"}
+STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "dS", "dV"}
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
     layer._channels_backward: {"WIDTH": 48, "P": 64, "S": 64},
     layer._mix: {"SIZE": 23, "P": 32, "C": 64, "LAST": True},
     layer._mix_backward: {"SIZE": 23, "P": 32, "C": 64, "FIRST": True},
-    layer._single: {"KEEP": True, "WIDTH": 8, "P": 8, "K": 64},
+    layer._single: {"WIDTH": 8, "P": 8, "K": 64},
     layer._single_backward: {"WIDTH": 8, "P": 8, "K": 64},
     layout._copy: {"R": 64, "C": 32},
     lift._forward: {"INPUTS": 1, "TOTAL": 4, "WIDTH": 48, "P": 64, "C": 128, "ROWS": 16},

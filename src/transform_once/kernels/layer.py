@@ -62,10 +62,19 @@ def activation(x, SINE: tl.constexpr):
 
 
 @triton.jit
+def _rounded(x):
+    """To tf32, without the last thirteen bits: a tensor core would cut them off, which makes every number smaller."""
+    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
+    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def product(a, b, PRECISION: tl.constexpr):
     """Of two matrices, summed in float32."""
     if PRECISION == "bfloat16":
         result = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16))
+    elif PRECISION == "tf32":
+        result = tl.dot(_rounded(a), _rounded(b), input_precision="tf32")
     else:
         result = tl.dot(a, b, input_precision=PRECISION)
     return result
@@ -166,8 +175,8 @@ def _mix_backward(
 
 
 @triton.jit
-def _single(Z, W, A, kept, modes, KEEP: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
-    """A_k = W_k z_k for one sample and K modes: the weights are all that counts. It may keep z_k rounded, too."""
+def _single(Z, W, A, modes, WIDTH: tl.constexpr, P: tl.constexpr, K: tl.constexpr):
+    """A_k = W_k z_k for one sample and K modes: the weights are all that counts."""
     mode = tl.program_id(0).to(tl.int64) * K + tl.arange(0, K)
     o, i, k = tl.arange(0, P)[None, :, None], tl.arange(0, P)[None, None, :], mode[:, None, None]
     inside = (k < modes) & (o < WIDTH) & (i < WIDTH)
@@ -176,8 +185,6 @@ def _single(Z, W, A, kept, modes, KEEP: tl.constexpr, WIDTH: tl.constexpr, P: tl
     place = tl.arange(0, P)[None, :] * modes + mode[:, None]
     inside = (mode[:, None] < modes) & (tl.arange(0, P)[None, :] < WIDTH)
     tl.store(A + place, tl.sum(w * z, 2), mask=inside)
-    if KEEP:
-        tl.store(kept + i * modes + k, z, mask=(k < modes) & (i < WIDTH))
 
 
 @triton.jit
@@ -276,15 +283,11 @@ class SingleProduct(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, Z: Tensor, weight: Tensor) -> Tensor:
-        """The product, (channels, modes, 1); what the way back needs is kept in the precision of products."""
-        low, (width, modes, _) = precision_of(Z) == "bfloat16", Z.shape
-        A = torch.empty_like(Z, dtype=torch.bfloat16 if low else None)
-        kept = torch.empty_like(A) if low and Z.dtype != A.dtype else Z
+        """The product, (channels, modes, 1)."""
+        ctx.save_for_backward(Z, weight)
+        A, (width, modes, _) = torch.empty_like(Z), Z.shape
         P, K = _single_block(width)
-        sizes = {"KEEP": kept is not Z, "WIDTH": width, "P": P, "K": K}
-        _single[(triton.cdiv(modes, K),)](Z, weight, A, kept, modes, **sizes)
-        ctx.save_for_backward(kept, weight)
-        ctx.dtype = Z.dtype
+        _single[(triton.cdiv(modes, K),)](Z, weight, A, modes, WIDTH=width, P=P, K=K)
         return A
 
     @staticmethod
@@ -292,7 +295,7 @@ class SingleProduct(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor]:
         """Of the state and of the weights."""
         Z, weight = ctx.saved_tensors
-        dZ, dweight = torch.empty_like(Z, dtype=ctx.dtype), torch.empty_like(weight)
+        dZ, dweight = torch.empty_like(Z), torch.empty_like(weight)
         width, modes, _ = Z.shape
         dA, (P, K) = gradients[0].contiguous(), _single_block(width)
         _single_backward[(triton.cdiv(modes, K),)](dA, Z, weight, dZ, dweight, modes, WIDTH=width, P=P, K=K)

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from transform_once import kernels
-from transform_once.kernels.layer import MOST_CHANNELS, padded, precision_of, processors
+from transform_once.kernels.layer import MOST_CHANNELS, padded, precision_of, processors, product
 
 COLUMNS = 128  # modes and samples of a program at a time
 ROWS = 16  # input, coordinate and constant channels together, at most
@@ -57,7 +57,7 @@ def _backward(
         column = first + tl.arange(0, C)[None, :]
         s = _channels(X, S, column, columns, batch, INPUTS, TOTAL, ROWS)
         place, inside = channel.to(tl.int64) * columns + column, (channel < WIDTH) & (column < columns)
-        total += tl.dot(tl.load(dZ + place, mask=inside, other=0.0).to(tl.float32), tl.trans(s), input_precision="tf32")
+        total += product(tl.load(dZ + place, mask=inside, other=0.0), tl.trans(s), "tf32")
     tl.store(parts + (tl.program_id(0) * WIDTH + channel) * ROWS + row, total, mask=channel < WIDTH)
 
 

@@ -75,7 +75,7 @@ def _perceptron(
         h += _bias(b1, HIDDEN, H)
     value, _ = activation(h, SINE)
     w2 = _matrix(W2, OUT, HIDDEN, Q, H)
-    y = tl.dot(w2, value, input_precision="tf32" if PRECISION == "bfloat16" else PRECISION)
+    y = product(w2, value, "tf32" if PRECISION == "bfloat16" else PRECISION)
     if BIASES:
         y += _bias(b2, OUT, Q)
     place, inside = _tile(tl.program_id(0), points, OUT, Q, C)
