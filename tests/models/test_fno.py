@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.models import ffno
 from transform_once.models.ffno import ReleasedFFNO
 from transform_once.models.fno import ReleasedFNO, SpectralConvolution
 from transform_once.spectral import transforms
@@ -99,6 +100,19 @@ def test_the_released_ffno_is_another_model():
         model = kind(1, 1, (16, 16), modes=4, width=6, depth=3)
         outputs.append(model(torch.randn(2, 1, 16, 16, generator=torch.Generator().manual_seed(1))))
     assert not torch.allclose(*outputs)
+
+
+@pytest.mark.parametrize(("grid", "width"), [((12, 10), 6), ((11,), 8), ((6, 7, 8), 5)], ids=str)
+def test_spare_channels_change_nothing(grid, width, monkeypatch):
+    model = t1.FFNO(2, 3, grid, 3, width, 3).double()
+    x = torch.randn(2, 2, *grid, dtype=torch.float64)
+    found = []
+    for spare in (0, 3):
+        monkeypatch.setattr(ffno, "_spare", lambda *_, spare=spare: spare)
+        y = model(x)
+        found.append([y, *torch.autograd.grad(y.square().sum(), list(model.parameters()))])
+    for one, other in zip(*found, strict=True):
+        assert torch.allclose(one, other, atol=1e-12)
 
 
 @pytest.mark.parametrize("entries", [0, 60, 2**21], ids=["fft", "both", "matrix"])

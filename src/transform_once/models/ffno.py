@@ -4,6 +4,9 @@ Inside a model the fields are (width, batch, *grid), and everything is a product
 axis they are (wave number, real or imaginary part, width, rest). So they lie right both for one product a wave number,
 with the complex matrices of the channels as real ones of twice the size, and for the transform back. Only an axis that
 is not the last one is brought to the front by a copy.
+
+On a GPU there are spare channels, so that all are a multiple of 8, which tensor cores like. The first of them is one
+everywhere: its weights are the biases of the perceptrons, which no pass over the fields then adds or sums up.
 """
 
 import math
@@ -18,6 +21,8 @@ from transform_once.models.operator import INITS, Operator, check_choice
 from transform_once.spectral import transforms
 from transform_once.spectral.bases import matrix
 from transform_once.spectral.transforms import get_transform
+
+MULTIPLE = 8  # of channels
 
 
 class FFNO(Operator):
@@ -72,12 +77,16 @@ class FFNO(Operator):
         self._check(x)
         x = self._normalize(x).transpose(0, 1)
         shape = x.shape[1:]
-        weight, bias = self.lift.parameters()
-        v = b = torch.addmm(bias[:, None], weight.flatten(1), x.flatten(1))  # (width, batch · points)
+        (weight, bias), width = self.lift.parameters(), len(self.lift.weight)
+        spare = _spare(x, width) if not _is_long(shape[1:], self.spectral[0]) else 0
+        W, b = (nn.functional.pad(p.flatten(1), (0, 0, 0, spare)) for p in (weight, bias[:, None]))
+        if spare:
+            b[width] = 1
+        v = b = torch.addmm(b, W, x.flatten(1))  # (channels, batch · points)
         for axes, feed_forward in zip(self.spectral, self.feed_forward, strict=True):
-            b = _perceptron(feed_forward, _along_all_axes(axes, v.unflatten(1, shape)).flatten(1))
+            b = _perceptron(feed_forward, _along_all_axes(axes, v.unflatten(1, shape)).flatten(1), ones=True)
             v = torch.add(v, b, alpha=self.sign)
-        y = _perceptron(self.head, b).unflatten(1, shape).transpose(0, 1)
+        y = _perceptron(self.head, b, ones=False).unflatten(1, shape).transpose(0, 1)
         return self._denormalize(y.contiguous())
 
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
@@ -93,13 +102,23 @@ class ReleasedFFNO(FFNO):
     sign = -1
 
 
+def _spare(x: Tensor, width: int) -> int:
+    """How many channels are added."""
+    return MULTIPLE - width % MULTIPLE if x.is_cuda else 0
+
+
+def _is_long(grid: Sequence[int], layers: Sequence[SpectralConvolution]) -> bool:
+    """Whether an axis goes through an FFT."""
+    return any(2 * n * layer.modes[0] > transforms.MATRIX_ENTRIES for n, layer in zip(grid, layers, strict=True))
+
+
 def _along_all_axes(layers: Sequence[SpectralConvolution], v: Tensor) -> Tensor:
-    """Σ_axes K_axis v of fields (width, batch, *grid)."""
+    """Σ_axes K_axis v of fields (channels, batch, *grid)."""
     total: Tensor | None = None
     for axis, layer in enumerate(layers, start=2):
         n, m = v.shape[axis], layer.modes[0]
         get_transform("dft").block(m, (n,))  # complains about a grid that does not have the modes
-        if 2 * n * m > transforms.MATRIX_ENTRIES:  # a long axis goes through an FFT
+        if _is_long((n,), (layer,)):
             part = layer(v.transpose(0, 1).movedim(axis, -1)).movedim(-1, axis).transpose(0, 1)
             total = part if total is None else total + part
         else:
@@ -109,11 +128,14 @@ def _along_all_axes(layers: Sequence[SpectralConvolution], v: Tensor) -> Tensor:
 
 
 def _along(layer: SpectralConvolution, v: Tensor, axis: int, total: Tensor | None) -> Tensor:
-    """K_axis v for fields (width, batch, *grid), added to the total of other axes."""
+    """K_axis v for fields (channels, batch, *grid), added to the total of other axes."""
     n, m = v.shape[axis], layer.modes[0]
     forward, inverse = (matrix(kind, n, m, v.dtype, v.device) for kind in ("dft last", "inverse dft last"))
     X = (forward @ v.movedim(axis, 0).flatten(1)).view(m, 2 * len(v), -1)
-    Y = torch.bmm(_in_real_numbers(layer.weight, v.dtype), X)
+    weight = _in_real_numbers(layer.weight, len(v), v.dtype)
+    if total is None and len(v) > layer.width:  # the channel of ones stays as it is
+        weight[0, layer.width, layer.width] = 1
+    Y = torch.bmm(weight, X)
     if axis == v.ndim - 1:
         Y = Y.view(2 * m, -1).T
         y = Y @ inverse if total is None else torch.addmm(total.reshape(-1, n), Y, inverse)
@@ -124,22 +146,31 @@ def _along(layer: SpectralConvolution, v: Tensor, axis: int, total: Tensor | Non
     return y.view(v.shape)
 
 
-def _in_real_numbers(weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Complex matrices as pairs (modes, width, width, 2) to [[Re, −Im], [Im, Re]], (modes, 2 · width, 2 · width)."""
-    real, imaginary = weight.to(dtype).unbind(-1)
-    upper, lower = torch.cat([real, -imaginary], -1), torch.cat([imaginary, real], -1)
-    return torch.cat([upper, lower], -2)
+def _in_real_numbers(weight: Tensor, channels: int, dtype: torch.dtype) -> Tensor:
+    """Complex matrices as pairs (modes, width, width, 2) to [[Re, −Im], [Im, Re]], (modes, 2 · channels, 2 · channels).
+
+    Spare channels have no weights.
+    """
+    signs = matrix("complex", 2, 2, dtype, weight.device)
+    blocks = (weight.to(dtype) @ signs).unflatten(-1, (2, 2)).permute(0, 3, 1, 4, 2)
+    spare = channels - weight.shape[1]
+    return nn.functional.pad(blocks, (0, spare, 0, 0, 0, spare)).reshape(-1, 2 * channels, 2 * channels)
 
 
-def _perceptron(maps: nn.Module, x: Tensor) -> Tensor:
-    """Two maps of the channels with a ReLU between them, on (channels, points).
+def _perceptron(maps: nn.Module, x: Tensor, ones: bool) -> Tensor:
+    """Two maps of the channels with a ReLU between them, on (channels, points); what spare channels get stays zero.
 
-    The bias of the second is the weight of a hidden channel that is one everywhere, so that no pass over the fields
-    adds it. The hidden channels are filled up with such to a multiple of 8, which tensor cores like.
+    The bias of the second is the weight of a hidden channel that is one everywhere, and so is that of the first where a
+    spare channel of `x` holds `ones`. The hidden channels are filled up with such to a multiple of 8.
     """
     W1, b1, W2, b2 = (parameter.to(x.dtype) for parameter in maps.parameters())
-    ones = 8 - len(b1) % 8
-    inner = nn.functional.pad(W1.flatten(1).T, (0, ones))
-    outer = nn.functional.pad(torch.cat([W2.flatten(1), b2[:, None]], 1), (0, ones - 1))
-    hidden = torch.addmm(nn.functional.pad(b1, (0, ones), value=1.0), x.T, inner).relu_()
-    return outer @ hidden.T
+    filled, spare = MULTIPLE - len(b1) % MULTIPLE, len(x) - W1.shape[1]
+    b1 = nn.functional.pad(b1, (0, filled), value=1.0)
+    inner = nn.functional.pad(W1.flatten(1).T, (0, filled, 0, spare))
+    outer = nn.functional.pad(torch.cat([W2.flatten(1), b2[:, None]], 1), (0, filled - 1))
+    if ones and spare:
+        hidden = x.T @ torch.cat([inner[:-spare], b1[None], inner[len(inner) - spare + 1 :]])
+        outer = nn.functional.pad(outer, (0, 0, 0, spare))
+    else:
+        hidden = torch.addmm(b1, x.T, inner)
+    return outer @ hidden.relu_().T

@@ -133,6 +133,11 @@ def _weighted_waves(n: int, m: int) -> np.ndarray:
     return _interleaved_waves(n, m) * np.repeat(_column_weights(n, m), 2)[:, None]
 
 
+def _complex_in_real_numbers(_n: int, _m: int) -> np.ndarray:
+    """Of (Re, Im) the rows of [[Re, −Im], [Im, Re]], one after the other."""
+    return np.array([[1.0, 0.0, 0.0, 1.0], [0.0, -1.0, 1.0, 0.0]])
+
+
 def _column_weights(n: int, m: int) -> np.ndarray:
     """How often an rfft column counts: once for the constant and the Nyquist wave, twice for the rest."""
     k = np.arange(m)
@@ -151,6 +156,7 @@ _BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "dft of all axes, quads": _all_axes_in_quarters,
     "inverse dft of all axes": _all_axes_back,
     "inverse dft last": _weighted_waves,
+    "complex": _complex_in_real_numbers,
     "weights": _column_weights,
     "turn": _half_sample_turn,
 }
