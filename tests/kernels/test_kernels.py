@@ -238,6 +238,26 @@ def test_a_step_of_muon(device, pairs):
     assert torch.allclose(W[2], (1 - 0.01 * 0.1) * before[2])
 
 
+def test_muon_by_kernels_moves_all_matrices_of_a_model(device, monkeypatch):
+    """Real and complex, square or not, those of convolutions too; what is larger than a kernel holds takes torch."""
+    torch.manual_seed(0)
+    models = [t1.FNO(1, 1, (8, 8), 2, 6, 2).to(device)]
+    models.append(copy.deepcopy(models[0]))
+    used, step = [], muon.muon_step
+    monkeypatch.setattr(muon, "muon_step", lambda *given: used.append(given[0].shape) or step(*given))
+    monkeypatch.setattr(muon, "LARGEST", 12)
+    for model, runs in zip(models, (False, True), strict=True):
+        monkeypatch.setattr(kernels, "can_run", lambda *_, runs=runs: runs)
+        torch.manual_seed(1)
+        for parameter in model.parameters():
+            parameter.grad = torch.randn_like(parameter)
+        optimizers.make_optimizer(model, "muon", 0.01, 0.1).step()
+    assert sorted(map(tuple, used)) == sorted([(8, 6, 6, 2), (1, 6, 6), (1, 12, 6), (1, 6, 12)] * 2)
+    tolerance = 0.05 if device.type == "cuda" else 1e-4
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert (one - other).abs().max() < tolerance * 0.01
+
+
 @pytest.mark.parametrize("shape", [(5, 7, 3, 4), (70, 40, 2), (2, 3, 2, 3, 2)], ids=str)
 def test_batch_norm_and_its_gradients(device, shape):
     torch.manual_seed(0)

@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,8 +189,8 @@ class Muon(torch.optim.Optimizer):
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         fused = [_has_kernel(group, p, g) for p, g in zip(parameters, gradients, strict=True)]
-        for p, g in itertools.compress(zip(parameters, gradients, strict=True), fused):
-            self._muon_kernel(group, p, g)
+        pairs = itertools.compress(zip(parameters, gradients, strict=True), fused)
+        kernels.side_by_side([partial(self._muon_kernel, group, p, g) for p, g in pairs])
         plain = [not one for one in fused]
         parameters, gradients = list(itertools.compress(parameters, plain)), list(itertools.compress(gradients, plain))
         if not parameters:
@@ -207,10 +208,10 @@ class Muon(torch.optim.Optimizer):
         from transform_once.kernels.muon import muon_step
 
         rate = group["lr"] if isinstance(group["lr"], Tensor) else torch.full((), group["lr"], device=p.device)
-        pairs, momentum = group["pairs"], self.state[p]["momentum"]
-        tail = p.shape[-3:] if pairs else p.shape[-2:]
-        size = STEP_SIZE * math.sqrt(max(tail[:2]) * (1 + pairs))
-        weights, gradients, momenta = (tensor.view(-1, *tail) for tensor in (p, gradient, momentum))
+        columns, pairs = group["columns"], group["pairs"]
+        tensors = (p, gradient, self.state[p]["momentum"])
+        weights, gradients, momenta = (_matrices(tensor, columns, pairs) for tensor in tensors)
+        size = STEP_SIZE * math.sqrt(max(weights.shape[1:3]) * (1 + pairs))
         scales = (rate, group["momentum"], group["weight_decay"], size)
         muon_step(weights, gradients, momenta, *scales, NEWTON_SCHULZ, NEWTON_SCHULZ_STEPS, pairs)
 
@@ -241,13 +242,19 @@ class Muon(torch.optim.Optimizer):
         )
 
 
+def _matrices(tensor: Tensor, columns: int, pairs: bool) -> Tensor:
+    """Of a parameter or what belongs to it: (batch, rows, columns), with pairs of numbers on a last axis."""
+    shape, parts = (tensor.shape[:-1], (2,)) if pairs else (tensor.shape, ())
+    return tensor.reshape(-1, shape[-columns - 1], math.prod(shape[-columns:]), *parts)
+
+
 def _has_kernel(group: dict[str, Any], p: Tensor, gradient: Tensor) -> bool:
-    """Whether one kernel can take the whole step: small matrices in the last axes, in float32."""
-    if group["columns"] != 1 or p.dtype != torch.float32 or not kernels.can_run(p, gradient):
+    """Whether one kernel can take the whole step: small matrices in float32."""
+    if p.dtype != torch.float32 or not kernels.can_run(p, gradient):
         return False
     from transform_once.kernels.muon import LARGEST
 
-    side = 2 * max(p.shape[-3:-1]) if group["pairs"] else max(p.shape[-2:])
+    side = max(_matrices(p, group["columns"], group["pairs"]).shape[1:3]) * (1 + group["pairs"])
     return side <= LARGEST and p.is_contiguous() and gradient.is_contiguous()
 
 
@@ -255,11 +262,7 @@ def _orthogonalized(
     updates: Sequence[Tensor], columns: int, pairs: bool, learning_rate: float | Tensor
 ) -> list[Tensor]:
     """The steps to subtract, one for each update and of its shape; matrices of equal shape go through together."""
-    matrices = []
-    for update in updates:
-        shape, parts = (update.shape[:-1], (2,)) if pairs else (update.shape, ())
-        rows, length = shape[-columns - 1], math.prod(shape[-columns:])
-        matrices.append(update.reshape(-1, rows, length, *parts))
+    matrices = [_matrices(update, columns, pairs) for update in updates]
     is_tall = [matrix.shape[1] > matrix.shape[2] for matrix in matrices]
     stacks: dict[tuple[Any, ...], list[int]] = {}
     for index, matrix in enumerate(matrices):
