@@ -90,7 +90,7 @@ def airfoils(
         runs: Folder for the run folders.
         further: Files that `t1 generate airfoils` wrote, as further samples.
         steps: Updates of the weights in every training, whatever the number of samples.
-        seconds: Begin no further case after so many seconds; the same command continues.
+        seconds: Begin no case that would last longer, judged by the one before; the same command continues.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
         quick: Whether to train briefly at a quarter of the resolution: a check of the pipeline, not a result.
     """

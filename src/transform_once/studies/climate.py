@@ -68,7 +68,7 @@ def climate(
     Args:
         data: Folder of the data sets; climate/erainterim_zuv.npz and climate/era5_t2m_uk_hourly_2019-03.npz are read.
         output: Folder of climate.csv; figures go to the folder figures beside it.
-        seconds: Begin no further case after so many seconds; the same command continues.
+        seconds: Begin no case that would last longer, judged by the one before; the same command continues.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
         quick: Whether to train briefly, with one seed and one learning rate: a check of the pipeline, not a result.
     """

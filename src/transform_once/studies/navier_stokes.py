@@ -39,7 +39,7 @@ def navier_stokes(
             beside that folder.
         quick: Run a toy of the study instead, minutes on a CPU, in the folder quick of the output, page included.
         only: One table instead of all.
-        seconds: Begin no further case after so many seconds; the same command continues.
+        seconds: Begin no case that would last longer, judged by the one before; the same command continues.
         device: Where to solve and train: auto (a GPU where there is one), cpu, cuda, cuda:1.
         data: Folder for the solver's data, which are made where they are missing.
     """

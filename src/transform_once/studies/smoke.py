@@ -95,7 +95,7 @@ def smoke(
         frames: Frames of each plume. 26 plumes of 150 frames take 10 GB, 104 take 40.
         budget: Seconds of training of every model; comparisons of integrators take a quarter of it each.
         seeds: Runs of every model.
-        seconds: Begin no further case after so many seconds; the same command continues.
+        seconds: Begin no case that would last longer, judged by the one before; the same command continues.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
         quick: Whether to work at 66 × 38 with small models: a check of the pipeline, not a result.
     """

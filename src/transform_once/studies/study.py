@@ -65,16 +65,21 @@ def run_study(
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Run the cases that have no rows yet; none is begun once `seconds` have passed. Returns how many are left."""
-    began, left = time.monotonic(), 0
+    """Run the cases that have no rows yet. Returns how many are left.
+
+    With `seconds`, none is begun that would not be over by then if it took as long as the one before.
+    """
+    began, last, left = time.monotonic(), 0.0, 0
     for number, case in enumerate(cases, start=1):
         if results.of(case):
             continue
-        if seconds is not None and time.monotonic() - began > seconds:
+        now = time.monotonic()
+        if seconds is not None and now - began + last > seconds:
             left += 1
             continue
         say(f"[{number}/{len(cases)}] {case.table}: {case.label}")
         results.add(case, work(case))
+        last = time.monotonic() - now
     return left
 
 
