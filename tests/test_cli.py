@@ -185,7 +185,7 @@ def test_demo_names_the_winner_it_measured(t1_command, tmp_path):
     size = ("--resolution", 16, "--samples", 36, "--seconds", 0.5)
     code, shown, errors = t1_command("demo", "--output", tmp_path / "new", *size)
     assert code == 0, errors
-    told = {name: float(re.search(rf"{name}: relative L2 ([\d.]+)", shown).group(1)) for name in ("T1", "FNO")}
+    told = {name: float(re.search(rf"{name}: relative L2 ([\d.]+)", shown).group(1)) for name in ("T1Grid", "FNO")}
     stored = {name: json.loads((tmp_path / "new" / name / "metrics.json").read_text()) for name in told}
     for name, value in told.items():
         assert value == pytest.approx(stored[name]["relative_l2"], abs=6e-5)

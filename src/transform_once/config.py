@@ -119,7 +119,7 @@ class Model:
     """Which model; what is left null is chosen for the data by stated rules (`training.choose`).
 
     Args:
-        name: T1, T1Plus, T1Grid, FNO, FFNO or UNet; ReleasedFNO and ReleasedFFNO are the research code's, with errors.
+        name: T1Grid, T1, T1Plus, FNO, FFNO or UNet; ReleasedFNO and ReleasedFFNO are the research code's, with errors.
         modes: Kept modes, a number or one per axis; for FNO and FFNO wave numbers on both sides.
         top_modes: Keep so many modes of largest energy instead, one set for all samples; T1 only.
         width: Channels inside; of a UNet and of T1Plus the first.
@@ -131,7 +131,7 @@ class Model:
         phase_blind: Whether a ReleasedFNO loses the imaginary part, as released.
     """
 
-    name: Literal["T1", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet", "ReleasedFNO", "ReleasedFFNO"] = "T1"
+    name: Literal["T1Grid", "T1", "T1Plus", "FNO", "FFNO", "UNet", "ReleasedFNO", "ReleasedFFNO"] = "T1Grid"
     modes: int | list[int] | None = None
     top_modes: int | None = None
     width: int | None = None

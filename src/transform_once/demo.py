@@ -12,7 +12,7 @@ def demo(
     seed: int = 0,
     device: str = "cpu",
 ) -> None:
-    """Generate a small Navier-Stokes set, choose the modes, transform once, train T1 and an FNO equally long, compare.
+    """Generate a small Navier-Stokes set, choose the modes, transform once, train T1Grid and an FNO equally long.
 
     Args:
         output: Folder for the data, the runs and the page.
@@ -44,11 +44,11 @@ def demo(
     train, validation, test = fields.split(samples - 2 * held, held, held)
     found = analyze(train, samples=64, progress=False, rates=False)
     say(found.recommendation.reason)
-    say(f"Training T1 and an FNO on {len(train)} pairs for {seconds:g} s each, two trials of the rate included.")
+    say(f"Training T1Grid and an FNO on {len(train)} pairs for {seconds:g} s each, two trials of the rate included.")
     result = compare(
         train,
         seconds,
-        models=("T1", "FNO"),
+        models=("T1Grid", "FNO"),
         output=output,
         validation=validation,
         test=test,

@@ -242,7 +242,7 @@ def compare(
         fields, validation, test = data.parts()
     else:
         fields, validation, test = data.read(), None, None
-    names = _names(models) or (NAMES if fields.ndim > 1 else ("T1", "FNO"))
+    names = _names(models) or (NAMES if fields.ndim > 1 else ("T1", "T1Grid", "FNO"))
     console.print(f"{', '.join(names)}: {budget:g} s of training each", markup=False)
     given = {k: v for k, v in settings.to_dict().items() if k not in ("learning_rate", "seconds")}
     found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)

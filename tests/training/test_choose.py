@@ -32,6 +32,12 @@ def test_a_model_is_chosen_for_any_fields(size, name):
         assert min(modes if isinstance(modes, tuple) else (modes,)) >= 8
 
 
+def test_t1_grid_is_the_default(flow):
+    assert isinstance(choose_model(flow)[0], t1.T1Grid)
+    with pytest.raises(ValueError, match=r"T1Grid has no option 'local'.*T1 would have 'local'"):
+        choose_model(flow, given={"local": "conv"})
+
+
 def test_periodic_fields_get_the_fourier_basis(flow):
     model, said = choose_model(flow, "T1")
     assert model.transform.name == "fourier"

@@ -10,7 +10,8 @@ from transform_once.models.fno import FNO
 from transform_once.models.operator import INITS, SpectralOperator, check_choice
 from transform_once.spectral.modes import ModeSet
 
-MOST_WAVES = 16  # wave numbers of an axis in a layer of the body: more cost weights and bring little
+# Wave numbers of an axis in a layer of the body, by number of axes: more cost weights and bring little.
+MOST_WAVES = {1: 64, 2: 16, 3: 8}
 MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow on odd sizes
 
 
@@ -30,7 +31,7 @@ class T1Grid(SpectralOperator):
         width: Channels inside. Good values: 24 to 64 in two dimensions.
         depth: Layers. Good values: 4 to 8.
         waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, up
-            to 16.
+            to 64, 16 or 8 in one, two and three dimensions.
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
         out_resolution: Grid of the output where it is not the input's.
@@ -62,7 +63,7 @@ class T1Grid(SpectralOperator):
         if body is None:
             if min(self.block) < 2:
                 raise ValueError(f"T1Grid needs at least two modes on every axis; got the block {self.block}")
-            waves = tuple(min(MOST_WAVES, n // 2) for n in self.points) if waves is None else waves
+            waves = tuple(min(MOST_WAVES[self.ndim], n // 2) for n in self.points) if waves is None else waves
             body = FNO(in_channels, out_channels, self.points, waves, width, depth, init=init)
         self.body = body
 

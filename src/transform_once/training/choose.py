@@ -28,7 +28,7 @@ DEPTH = 4
 
 
 def choose_model(
-    fields: Fields, name: str = "T1", history: int = 0, given: dict[str, Any] | None = None
+    fields: Fields, name: str = "T1Grid", history: int = 0, given: dict[str, Any] | None = None
 ) -> tuple[Operator, list[str]]:
     """A model for these fields, and a sentence for everything that was chosen. `given` are arguments that are not.
 
@@ -49,7 +49,8 @@ def choose_model(
     for key in given:
         if key not in accepted:
             options = ", ".join(sorted(accepted - {"return", "in_channels", "out_channels", "resolution"}))
-            raise ValueError(f"{name} has no option {key!r}; it has {options}")
+            others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
+            raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
         said += _choose_modes(fields, given, name)
     elif "modes" in accepted and "modes" not in given and counted is None:
