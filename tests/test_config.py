@@ -109,6 +109,13 @@ def t1_pairs():
     return x.numpy(), y.numpy(), settings
 
 
+def test_numbers_of_each_axis_reach_the_model():
+    fields = t1.Fields(input=torch.randn(2, 1, 16, 12), target=torch.randn(2, 1, 16, 12))
+    model, _ = Model("T1Grid", modes=[8, 6], waves=[3, 2], width=4, depth=1, transform="dct").build(fields, 0, 0)
+    assert model.config["modes"] == (8, 6)
+    assert model.config["waves"] == (3, 2)
+
+
 @pytest.mark.parametrize(
     ("given", "parts"),
     [

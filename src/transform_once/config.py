@@ -124,6 +124,7 @@ class Model:
         top_modes: Keep so many modes of largest energy instead, one set for all samples; T1 only.
         width: Channels inside; of a UNet and of T1Plus the first.
         depth: Number of layers.
+        waves: Wave numbers on both sides that a layer of a T1Grid acts on, a number or one per axis.
         transform: dct, fourier or dft.
         init: vp, xavier or kaiming.
         activation: gelu or sine.
@@ -136,6 +137,7 @@ class Model:
     top_modes: int | None = None
     width: int | None = None
     depth: int | None = None
+    waves: int | list[int] | None = None
     transform: Literal["dct", "fourier", "dft"] | None = None
     init: Literal["vp", "xavier", "kaiming", "dfpnet"] | None = None
     activation: Literal["gelu", "sine"] | None = None
@@ -149,8 +151,7 @@ class Model:
         from transform_once.training.choose import choose_model
 
         given: dict[str, Any] = {k: v for k, v in dataclasses.asdict(self).items() if k != "name"}
-        if isinstance(self.modes, list):
-            given["modes"] = tuple(self.modes)
+        given |= {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
             return choose_model(fields, self.name, history, given)

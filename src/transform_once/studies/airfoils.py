@@ -29,7 +29,8 @@ from transform_once.data.symmetries import Symmetry
 from transform_once.evaluation.evaluate import full_evaluation, predict, save_evaluation
 from transform_once.models.fno import FNO
 from transform_once.models.operator import Operator
-from transform_once.models.t1 import T1, T1Plus
+from transform_once.models.t1 import T1Plus
+from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
 from transform_once.reports.curves import STYLE
@@ -61,14 +62,14 @@ MODELS: dict[str, Make] = {
     "UNet": (UNet, {"width": 64}),
     "FNO": (FNO, {"modes": 24, "width": 48, "depth": 6}),
     "T1+vp": (T1Plus, {"modes": 100, "width": 32, "init": "vp"}),
-    "T1 with local maps": (T1, {"modes": 48, "width": 32, "depth": 4, "local": "conv"}),  # not in the paper
+    "T1Grid": (T1Grid, {"modes": 96, "width": 32, "depth": 4}),  # ours
 }
 QUICK_STRIDE = 4
 QUICK: dict[str, Make] = {
     "UNet": (UNet, {"width": 8}),
     "FNO": (FNO, {"modes": 6, "width": 8, "depth": 2}),
     "T1+vp": (T1Plus, {"modes": 24, "width": 8, "init": "vp"}),
-    "T1 with local maps": (T1, {"modes": 12, "width": 8, "depth": 2, "local": "conv"}),
+    "T1Grid": (T1Grid, {"modes": 24, "width": 8, "depth": 2}),
 }
 
 
