@@ -28,7 +28,9 @@ def test_with_fewer_modes_it_is_its_body_on_the_small_field(transform):
     assert torch.allclose(T.inverse(T.forward(constant, 2, (7, 9)), 2, (8, 12)) * scale, constant[..., :8, :12])
 
 
-def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_sixteen():
+def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_a_limit():
+    assert t1.T1Grid(1, 1, (512,), 200, width=4, depth=1).body.config["modes"] == (64,)
+    assert t1.T1Grid(1, 1, (40, 40, 40), (32, 12, 20), width=2, depth=1).body.config["modes"] == (8, 6, 8)
     assert t1.T1Grid(1, 1, (64, 64), 24).body.config["modes"] == (12, 12)
     assert t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier").body.config["modes"] == (14, 6)
     assert t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1).body.config["modes"] == (16, 16)

@@ -19,9 +19,9 @@ class T1Grid(SpectralOperator):
     """Transform, an FNO on the values that the kept modes take on few points, transform back.
 
     A block of m modes and a field on m points of an axis are two sides of one thing, an m×m product apart. (Up to three
-    points more make a size that is a multiple of four.) T1 takes its
-    activation on the coefficients, this model on the values, where products of fields are local. Its cost does not
-    depend on the resolution either, and training runs on kept modes alone.
+    points more make a size that is a multiple of four.) T1 takes its activation on the coefficients, this model on the
+    values, where products of fields are local. Its cost does not depend on the resolution either, and training runs on
+    kept modes alone.
 
     Args:
         in_channels: Channels of the input fields.
