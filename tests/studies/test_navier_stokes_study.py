@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -67,7 +68,7 @@ def test_the_protocol_is_that_of_the_paper():
     seeds = {}
     for job in protocol.jobs("table"):
         assert job.pairs == 1000
-        settings = job.training
+        _, settings = job.entry.configuration()
         assert (settings.epochs, settings.batch_size, settings.learning_rate, settings.gamma) == (500, 64, 1e-3, 0.5)
         assert not settings.symmetries
         seeds.setdefault((job.label, job.data), []).extend(job.seeds)
@@ -77,7 +78,7 @@ def test_the_protocol_is_that_of_the_paper():
         assert len(numbers) >= least
     sizes = {(job.pairs, job.data) for job in protocol.jobs("scaling")}
     assert sizes == {(n, "low") for n in (1024, 2048, 4096, 8192)}
-    assert {job.model.init for job in protocol.jobs("ablation")} == {"xavier", "kaiming", "vp"}
+    assert {job.entry.configuration()[0].init for job in protocol.jobs("ablation")} == {"xavier", "kaiming", "vp"}
 
 
 def test_transforms_keep_equal_numbers_of_real_coefficients():
@@ -151,6 +152,12 @@ def test_a_case_changes_its_name_with_its_settings_alone():
     assert not names & {job.case.name for job in other}
 
 
+def test_rows_that_are_kept_belong_to_cases_of_the_protocol():
+    kept = Results(Path(__file__).parents[2] / "docs" / "results" / "navier_stokes.csv").rows
+    assert kept
+    assert {row["case"] for row in kept} <= {job.case.name for job in load_protocol().jobs()}
+
+
 # Running it
 
 
@@ -159,7 +166,7 @@ def test_the_whole_pipeline_at_toy_size(finished):
     rows = Results(folder / "results" / "navier_stokes.csv").rows
     for job in protocol.jobs():
         own = [row for row in rows if row["case"] == job.case.name]
-        if job.model is None:
+        if job.entry is None:
             assert {row["modes"] for row in own} >= {str(m) for m in protocol.splits}
             continue
         assert [int(row["seed"]) for row in own] == list(job.seeds)
@@ -209,7 +216,7 @@ def test_rows_and_examples_are_what_direct_computation_gives(finished, monkeypat
         held = evaluate(model, fields[list(job.samples["validation"])], progress=False)
         assert row["validation_l2"] == pytest.approx(held["relative_l2"])
         # T1+ predicts nothing outside its modes: there its error is what the target has.
-        assert row[f"outside_{job.model.modes}"] == pytest.approx(row["R_o"])
+        assert row[f"outside_{job.entry.configuration()[0].modes}"] == pytest.approx(row["R_o"])
     with torch.no_grad():
         np.testing.assert_allclose(kept["prediction"], models[0][0](test.input[:1]).numpy(), atol=1e-6)
     floors = {(row["transform"], row["modes"]): row for row in study._floors(job, test)}

@@ -117,7 +117,7 @@ def rows_of(job: Job, data: Path, output: Path, device: "torch.device") -> Itera
 
     fields = make_data(job.protocol, job.data, data, device)
     parts = {name: fields[numbers.start : numbers.stop].load() for name, numbers in job.samples.items() if numbers}
-    if job.model is None:
+    if job.entry is None:
         yield from _floors(job, parts["test"])
         return
     yield from _trained(job, parts, job.seeds, output, device)
@@ -132,11 +132,11 @@ def _trained(
     """These seeds side by side; where one of them diverges each is trained alone, and that one has no errors."""
     from transform_once.training.train import train
 
-    assert job.model is not None  # told to the type checker
-    assert job.training is not None
-    settings = {**job.training.to_dict(), "device": str(device), "seed": seeds[0]}
-    about: Row = {"data": job.data, "pairs": job.pairs, "epochs": job.training.epochs, "together": len(seeds)}
-    model, _ = job.model.build(parts["train"], 0, seeds[0])
+    assert job.entry is not None  # told to the type checker
+    configured, training = job.entry.configuration()
+    settings = {**training.to_dict(), "device": str(device), "seed": seeds[0]}
+    about: Row = {"data": job.data, "pairs": job.pairs, "epochs": training.epochs, "together": len(seeds)}
+    model, _ = configured.build(parts["train"], 0, seeds[0])
     try:
         run = train(model, parts["train"], progress=False, **{**settings, "ensemble": len(seeds)})
     except FloatingPointError as error:
@@ -151,13 +151,13 @@ def _trained(
     if len(seeds) == 1:
         about["milliseconds_per_step"] = 1000 * _step_seconds(run.history)
     elif job.timed:
-        settings["epochs"] = min(TIMED_EPOCHS, job.training.epochs or 1)
-        model, _ = job.model.build(parts["train"], 0, seeds[0])
+        settings["epochs"] = min(TIMED_EPOCHS, training.epochs or 1)
+        model, _ = configured.build(parts["train"], 0, seeds[0])
         alone = train(model, parts["train"], progress=False, **settings)
         about["milliseconds_per_step"] = 1000 * _step_seconds(alone.history)
     about |= {
-        "transform": job.model.transform or "",
-        "modes": modes_text(job.model.modes),
+        "transform": configured.transform or "",
+        "modes": modes_text(configured.modes),
         "seconds_per_seed": run.description["seconds"] / len(seeds),
         **_facts(run.description),
     }

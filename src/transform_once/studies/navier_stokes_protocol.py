@@ -63,11 +63,16 @@ class Entry:
     model: Mapping[str, Any] = field(default_factory=dict)
     train: Mapping[str, Any] = field(default_factory=dict)
 
-    def configuration(self) -> tuple[Model, Training]:
-        """Model and training: those of the configuration, with what the line changes."""
+    @property
+    def told(self) -> dict[str, dict[str, Any]]:
+        """What is said of the model and the training: by the configuration, with what the line changes."""
         stored = _stored(self.config)
-        model = strict(Model, {**stored["model"], **self.model}, f"model of {self.label!r}")
-        return model, strict(Training, {**stored["train"], **self.train}, f"train of {self.label!r}")
+        return {"model": {**stored["model"], **self.model}, "train": {**stored["train"], **self.train}}
+
+    def configuration(self) -> tuple[Model, Training]:
+        """Model and training; what is not told is left at its default."""
+        model, training = self.told["model"], self.told["train"]
+        return strict(Model, model, f"model of {self.label!r}"), strict(Training, training, f"train of {self.label!r}")
 
 
 @dataclass(frozen=True)
@@ -165,18 +170,17 @@ class Protocol:
         return list(found.values())
 
     def _of_entry(self, table: str, entry: Entry) -> Iterator["Job"]:
-        model, training = entry.configuration()
         for name, pairs in itertools.product(entry.data, entry.pairs):
             for first in range(0, entry.seeds, entry.together):
                 seeds = tuple(range(first, min(first + entry.together, entry.seeds)))
-                yield Job(table, entry.label, name, self, pairs, seeds, model, training)
+                yield Job(table, entry.label, name, self, pairs, seeds, entry)
 
 
 @dataclass(frozen=True, eq=False)
 class Job:
     """A case with all that it takes: a model, some training pairs of a data set, seeds that are trained together.
 
-    Without a model it is the irreducible floor of the data set.
+    Without an entry it is the irreducible floor of the data set.
     """
 
     table: str
@@ -185,8 +189,7 @@ class Job:
     protocol: Protocol
     pairs: int = 0
     seeds: tuple[int, ...] = ()
-    model: Model | None = None
-    training: Training | None = None
+    entry: Entry | None = None
 
     @property
     def samples(self) -> dict[str, range]:
@@ -201,13 +204,12 @@ class Job:
 
     @property
     def options(self) -> dict[str, Any]:
-        """What tells cases apart; the digest stands for all settings that are not left at their defaults."""
+        """What tells cases apart; the digest stands for all settings that are told, whatever the others' defaults."""
         everything: dict[str, Any] = {
             "flow": dataclasses.asdict(self.protocol.data[self.data]),
             "grid": (self.protocol.resolution, self.protocol.seed, self.protocol.tolerance),
-            "model": _changed(self.model),
-            "training": _changed(self.training),
-            "bases": self.protocol.bases() if self.model is None else None,
+            "entry": self.entry.told if self.entry else None,
+            "bases": None if self.entry else self.protocol.bases(),
         }
         digest = hashlib.sha256(json.dumps(everything, sort_keys=True).encode()).hexdigest()[:12]
         return {"data": self.data, "pairs": self.pairs, "seeds": list(self.seeds), "settings": digest}
@@ -294,12 +296,3 @@ def _stored(config: str) -> dict[str, Any]:
 def modes_text(modes: int | Sequence[int] | None) -> str:
     """Kept modes as they stand in the CSV file: 24, 25x23, or nothing."""
     return "x".join(map(str, modes)) if isinstance(modes, Sequence) else str(modes or "")
-
-
-def _changed(settings: Model | Training | None) -> dict[str, Any] | None:
-    """What is not left at its default."""
-    if settings is None:
-        return None
-    defaults = type(settings)()
-    chosen = {one.name: getattr(settings, one.name) for one in dataclasses.fields(settings)}
-    return {name: value for name, value in chosen.items() if value != getattr(defaults, name)}
