@@ -199,22 +199,29 @@ def test_captured_training_on_a_gpu_follows_the_cpu(flow):
 def test_kernels_and_plain_torch_agree(name, precision, monkeypatch):
     """Outputs and gradients of whole models, both against full float32: errors must be of one size.
 
-    Whose is the smaller changes with the seed: in tf32, gradients of T1Plus are off by 2 to 4 % either way.
+    Whose is the smaller changes with the seed: in tf32, gradients of T1Plus are off by 2 to 4 % either way. So squares
+    are summed over a few.
     """
-    torch.manual_seed(0)
-    model = MODELS[name]().cuda()
-    x = torch.randn(16, 1, 64, 64, device="cuda")
-    found = {}
-    for way in ("exact", "plain", "kernels"):
-        monkeypatch.setattr(kernels, "can_run", (lambda *_: False) if way != "kernels" else CAN_RUN)
-        low = precision == "bfloat16" and way != "exact"
-        with matmul_precision("high" if precision == "tf32" and way != "exact" else "highest"):
-            with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
-                y = model(x)
-            found[way] = [y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters()))]
-    for exact, plain, ours in zip(*found.values(), strict=True):
-        plain_error, error = ((one.float() - exact).norm() for one in (plain, ours))
-        assert error <= 2 * plain_error + 0.02 * exact.norm()
+    squares = 0
+    for seed in range(4):
+        torch.manual_seed(seed)
+        model, x = MODELS[name]().cuda(), torch.randn(16, 1, 64, 64, device="cuda")
+        found = {}
+        for way in ("exact", "plain", "kernels"):
+            monkeypatch.setattr(kernels, "can_run", (lambda *_: False) if way != "kernels" else CAN_RUN)
+            low = precision == "bfloat16" and way != "exact"
+            with matmul_precision("high" if precision == "tf32" and way != "exact" else "highest"):
+                with torch.autocast("cuda", dtype=torch.bfloat16, enabled=low, cache_enabled=False):
+                    y = model(x)
+                found[way] = [y, *torch.autograd.grad(y.float().square().mean(), list(model.parameters()))]
+        squares = squares + torch.stack(
+            [
+                torch.stack([one.float().square().sum() for one in (exact, plain - exact, ours - exact)])
+                for exact, plain, ours in zip(*found.values(), strict=True)
+            ]
+        )
+    size, plain_error, error = squares.sqrt().T
+    assert (error <= 2 * plain_error + 0.02 * size).all()
 
 
 @pytest.mark.parametrize("name", TRAINED)

@@ -241,7 +241,11 @@ def test_a_step_of_muon(device, pairs):
 def test_muon_by_kernels_moves_all_matrices_of_a_model(device, monkeypatch):
     """Real and complex, square or not, those of convolutions too; what is larger than a kernel holds takes torch."""
     torch.manual_seed(0)
-    models = [t1.FNO(1, 1, (8, 8), 2, 6, 2).to(device)]
+    models = [t1.FNO(1, 1, (8, 8), 2, 6, 2)]
+    models[0].layers[0].perceptron = torch.nn.Sequential(
+        torch.nn.Conv2d(6, 12, 1), torch.nn.GELU(), torch.nn.Conv2d(12, 6, 1)
+    )
+    models[0].to(device)
     models.append(copy.deepcopy(models[0]))
     used, step = [], muon.muon_step
     monkeypatch.setattr(muon, "muon_step", lambda *given: used.append(given[0].shape) or step(*given))
@@ -252,7 +256,7 @@ def test_muon_by_kernels_moves_all_matrices_of_a_model(device, monkeypatch):
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizers.make_optimizer(model, "muon", 0.01, 0.1).step()
-    assert sorted(map(tuple, used)) == sorted([(8, 6, 6, 2), (1, 6, 6), (1, 12, 6), (1, 6, 12)] * 2)
+    assert sorted(map(tuple, used)) == sorted([(8, 6, 6, 2)] * 2 + [(1, 6, 6)] * 4 + [(1, 12, 6), (1, 6, 12)])
     tolerance = 0.05 if device.type == "cuda" else 1e-4
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert (one - other).abs().max() < tolerance * 0.01

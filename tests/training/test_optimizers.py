@@ -51,7 +51,8 @@ DEFAULTS = {"fraction": 0.0, "epoch": 0.0, "step": 0, "warmup": 0.0, "step_size"
 def give_gradients(model, seed=0):
     generator = torch.Generator().manual_seed(seed)
     for p in model.parameters():
-        p.grad = torch.randn(p.shape, generator=generator, dtype=p.dtype).to(p.device)
+        noise = torch.randn(p.shape, generator=generator, dtype=p.dtype)
+        p.grad = torch.zeros_like(p).copy_(noise)  # laid out in memory as the parameter is
 
 
 def train(model, optimizer, x, y, steps, schedule="constant"):

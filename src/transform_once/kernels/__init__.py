@@ -1,7 +1,7 @@
 """Triton kernels for NVIDIA GPUs. Each has a twin in plain torch, which is the reference and runs everywhere else."""
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cache, wraps
 from typing import Any
 
@@ -10,6 +10,7 @@ from torch import Tensor
 
 REAL = (torch.float32, torch.bfloat16)
 SMALL = 2**21  # numbers; with fewer, Python takes longer to launch a kernel of Triton than torch for all it replaces
+BRANCHES = 8  # of a CUDA graph, for kernels side by side
 _launching = [True]  # whether Python launches kernels, or is about to record them
 
 
@@ -41,6 +42,23 @@ def recorded() -> Iterator[None]:
         _launching.pop()
 
 
+def side_by_side(calls: Sequence[Callable[[], None]]) -> None:
+    """Launch kernels that do not depend on each other: recorded in a CUDA graph, they may run at the same time."""
+    if len(calls) < 2 or not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+        for call in calls:
+            call()
+        return
+    here = torch.cuda.current_stream()
+    streams = _streams(here.device)[: len(calls)]
+    for stream in streams:
+        stream.wait_stream(here)
+    for number, call in enumerate(calls):
+        with torch.cuda.stream(streams[number % len(streams)]):
+            call()
+    for stream in streams:
+        here.wait_stream(stream)
+
+
 def once(backward: Callable[..., Any]) -> Callable[..., Any]:
     """For the way back of a kernel, which torch cannot follow: a second derivative is refused, not silently wrong."""
 
@@ -51,6 +69,11 @@ def once(backward: Callable[..., Any]) -> Callable[..., Any]:
         return backward(*arguments)
 
     return checked
+
+
+@cache
+def _streams(device: torch.device) -> list[torch.cuda.Stream]:
+    return [torch.cuda.Stream(device) for _ in range(BRANCHES)]
 
 
 @cache

@@ -81,7 +81,7 @@ class FFNO(Operator):
         spare = _spare(x, width) if not _is_long(shape[1:], self.spectral[0]) else 0
         W, b = (nn.functional.pad(p.flatten(1), (0, 0, 0, spare)) for p in (weight, bias[:, None]))
         if spare:
-            b[width] = 1
+            b[width].fill_(1)  # an assigned number would be copied from the CPU, which no CUDA graph records
         v = b = torch.addmm(b, W, x.flatten(1))  # (channels, batch · points)
         for axes, feed_forward in zip(self.spectral, self.feed_forward, strict=True):
             b = _perceptron(feed_forward, _along_all_axes(axes, v.unflatten(1, shape)).flatten(1), ones=True)
@@ -134,7 +134,7 @@ def _along(layer: SpectralConvolution, v: Tensor, axis: int, total: Tensor | Non
     X = (forward @ v.movedim(axis, 0).flatten(1)).view(m, 2 * len(v), -1)
     weight = _in_real_numbers(layer.weight, len(v), v.dtype)
     if total is None and len(v) > layer.width:  # the channel of ones stays as it is
-        weight[0, layer.width, layer.width] = 1
+        weight[0, layer.width, layer.width].fill_(1)
     Y = torch.bmm(weight, X)
     if axis == v.ndim - 1:
         Y = Y.view(2 * m, -1).T

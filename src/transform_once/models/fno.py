@@ -17,7 +17,6 @@ from transform_once.spectral.transforms import get_transform
 
 HEAD_WIDTH = 128
 IN_ONE = 1024  # up to so many points of a grid, a GPU is faster with one large product for all axes
-HIDDEN = 2  # hidden channels of a layer's perceptron, for each channel
 
 
 def convolution(ndim: int) -> type[nn.Conv1d | nn.Conv2d | nn.Conv3d]:
@@ -148,10 +147,10 @@ class FNOLayer(nn.Module):
 
     def __init__(self, width: int, modes: int | Sequence[int], ndim: int) -> None:
         super().__init__()
-        conv, hidden = convolution(ndim), max(1, int(HIDDEN * width))
+        conv = convolution(ndim)
         self.spectral = SpectralConvolution(width, modes, ndim)
         self.pointwise = conv(width, width, 1)
-        self.perceptron = nn.Sequential(conv(width, hidden, 1), nn.GELU(), conv(hidden, width, 1))
+        self.perceptron = nn.Sequential(conv(width, width, 1), nn.GELU(), conv(width, width, 1))
 
     @property
     def pointwise_weights(self) -> list[Tensor]:

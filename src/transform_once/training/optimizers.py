@@ -4,6 +4,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -188,8 +189,8 @@ class Muon(torch.optim.Optimizer):
             if not self.state[p]:
                 self.state[p]["momentum"] = torch.zeros_like(p)
         fused = [_has_kernel(group, p, g) for p, g in zip(parameters, gradients, strict=True)]
-        for p, g in itertools.compress(zip(parameters, gradients, strict=True), fused):
-            self._muon_kernel(group, p, g)
+        pairs = itertools.compress(zip(parameters, gradients, strict=True), fused)
+        kernels.side_by_side([partial(self._muon_kernel, group, p, g) for p, g in pairs])
         plain = [not one for one in fused]
         parameters, gradients = list(itertools.compress(parameters, plain)), list(itertools.compress(gradients, plain))
         if not parameters:
