@@ -145,9 +145,11 @@ def test_training_steps_repeat_bit_by_bit(name):
     assert all(torch.equal(first[key], second[key]) for key in first)
 
 
-@pytest.mark.parametrize("name", ["T1", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet"])
+@pytest.mark.parametrize("name", ["T1", "T1 fourier", "T1 dft", "T1Plus", "T1Grid", "FNO", "FFNO", "UNet"])
 def test_bfloat16_autocast(name):
-    model = small(name, (12, 15)).eval()
+    torch.manual_seed(0)
+    name, _, transform = name.partition(" ")
+    model = small(name, (12, 15), **{"transform": transform} if transform else {}).eval()
     x = torch.randn(2, 2, 12, 15)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         y = model(x)

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transform_once.models.fno import HEAD_WIDTH, SpectralConvolution, convolution
+from transform_once.models.fno import HEAD_WIDTH, SpectralConvolution, channel_map, two_maps
 from transform_once.models.operator import INITS, Operator, check_choice
 from transform_once.spectral import transforms
 from transform_once.spectral.bases import matrix
@@ -57,15 +57,12 @@ class FFNO(Operator):
         per_axis = (modes,) * self.ndim if isinstance(modes, int) else tuple(modes)
         for n, m in zip(self.resolution, per_axis, strict=True):
             get_transform("dft").block(m, (n,))  # complains about modes that the axis does not have
-        conv = convolution(self.ndim)
-        self.lift = conv(in_channels, width, 1)
+        self.lift = channel_map(in_channels, width, self.ndim)
         self.spectral: Sequence[Sequence[SpectralConvolution]] = nn.ModuleList(  # type: ignore[assignment]
             nn.ModuleList(SpectralConvolution(width, m, 1) for m in per_axis) for _ in range(depth)
         )
-        self.feed_forward = nn.ModuleList(
-            nn.Sequential(conv(width, 2 * width, 1), nn.ReLU(), conv(2 * width, width, 1)) for _ in range(depth)
-        )
-        self.head = nn.Sequential(conv(width, HEAD_WIDTH, 1), nn.ReLU(), conv(HEAD_WIDTH, out_channels, 1))
+        self.feed_forward = nn.ModuleList(two_maps(width, 2 * width, width, self.ndim, nn.ReLU) for _ in range(depth))
+        self.head = two_maps(width, HEAD_WIDTH, out_channels, self.ndim, nn.ReLU)
         for axes in self.spectral:
             for layer in axes:
                 layer.initialize(init)

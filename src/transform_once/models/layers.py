@@ -34,6 +34,7 @@ def from_state(Z: Tensor, kept_shape: Sequence[int], is_complex: bool) -> Tensor
     """The inverse of `to_state`."""
     X = Z.permute(2, 0, 1).unflatten(2, tuple(kept_shape))
     if is_complex:
+        X = X if X.dtype in (torch.float32, torch.float64) else X.float()  # there are no complex numbers of bfloat16
         return torch.complex(X[:, 0::2].contiguous(), X[:, 1::2].contiguous())
     return X
 

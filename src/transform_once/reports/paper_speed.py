@@ -155,7 +155,7 @@ def _summary(rows: Sequence[Row]) -> list[Row]:
 
 
 def _draw(plan: Plan, rows: Sequence[Row], title: str) -> "Figure":
-    """Tasks down; T1 by its ends, and both maps of each, across."""
+    """Tasks down; T1 by its ends, and both maps of each, across; that of depths where there are several."""
     from matplotlib import rc_context
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import LogNorm
@@ -166,11 +166,14 @@ def _draw(plan: Plan, rows: Sequence[Row], title: str) -> "Figure":
     bound = max(2.0, float(np.maximum(values, 1 / values).max(initial=1.0)))
     norm, width = LogNorm(1 / bound, bound), 0.62 * len(plan.resolutions) + 1.3
     tall = max(len(plan.widths), len(plan.depths))
+    maps = ("width", "depth") if len(set(plan.depths)) > 1 else ("width",)
     with rc_context({**STYLE, "axes.grid": False}):
-        figure = Figure(figsize=(4 * width + 1.2, len(TASKS) * (0.42 * tall + 1.3) + 0.8), layout="constrained")
-        panels = figure.subplots(len(TASKS), 4, squeeze=False)
+        figure = Figure(
+            figsize=(2 * len(maps) * width + 1.2, len(TASKS) * (0.42 * tall + 1.3) + 0.8), layout="constrained"
+        )
+        panels = figure.subplots(len(TASKS), 2 * len(maps), squeeze=False)
         for line, task in zip(panels, TASKS, strict=True):
-            for axes, (ends, along) in zip(line, [(e, a) for e in task.ends for a in ("width", "depth")], strict=True):
+            for axes, (ends, along) in zip(line, [(e, a) for e in task.ends for a in maps], strict=True):
                 own = [row for row in rows if (row["task"], row["ends"]) == (task.name, ends)]
                 _draw_map(axes, plan, own, along, norm)
                 axes.set_title(f"{task.name}\nT1 {ends}", fontsize=8)
