@@ -8,7 +8,6 @@ under a minute a sample on a quiet core.
 """
 
 import argparse
-import csv
 import importlib.metadata
 import platform
 import re
@@ -21,6 +20,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from transform_once.files import write_rows
 from transform_once.solvers.airfoil import (
     AirfoilFlow,
     CaseError,
@@ -99,12 +99,7 @@ def write_table(rows: list[dict[str, object]], programs: str) -> Path:
     torch_version = importlib.metadata.version("torch").split("+")[0]
     output = Path(__file__).parent / "results" / f"{hardware}-torch{torch_version}" / "airfoil_validation.csv"
     output.parent.mkdir(parents=True, exist_ok=True)
-    temporary = output.with_suffix(".tmp")
-    with temporary.open("w", newline="") as file:
-        writer = csv.DictWriter(file, (*COLUMNS, "programs"))
-        writer.writeheader()
-        writer.writerows(row | {"programs": programs} for row in rows)
-    return temporary.replace(output)
+    return write_rows(output, [row | {"programs": programs} for row in rows])
 
 
 def main() -> None:

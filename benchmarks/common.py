@@ -1,7 +1,6 @@
 """What the benchmark scripts share: hardware and versions, interleaved timing, tables that grow, bars."""
 
 import argparse
-import csv
 import gc
 import platform
 import re
@@ -12,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from transform_once.files import atomic_path
+from transform_once.files import atomic_path, read_rows, write_rows
 
 Row = dict[str, object]
 
@@ -100,14 +99,7 @@ def report(rows: list[dict[str, object]], name: str, device: str = "cpu") -> Non
     print(describe(device))
     for row in cells:
         print("  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)))
-    path = results_folder(device) / f"{name}.csv"
-    temporary = path.with_suffix(".partial")
-    with temporary.open("w", newline="") as file:
-        file.write(f"# {describe(device)}\n")
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows(rows)
-    temporary.replace(path)
+    write_rows(results_folder(device) / f"{name}.csv", rows, comment=describe(device))
 
 
 def arguments(description: str | None) -> argparse.ArgumentParser:
@@ -130,10 +122,7 @@ class Table:
         folder.mkdir(parents=True, exist_ok=True)
         self.options, self.keys, self.path = options, tuple(keys), folder / f"{name}.csv"
         self.columns = (*keys, *values, "error")
-        self.rows: list[Row] = []
-        if self.path.exists():
-            with self.path.open(newline="") as file:
-                self.rows = [*csv.DictReader(line for line in file if not line.startswith("#"))]
+        self.rows: list[Row] = [*read_rows(self.path)]
 
     def find(self, job: Row) -> Row | None:
         """The row of a job, if it has been measured."""
@@ -162,11 +151,8 @@ class Table:
 
     def _add(self, row: Row) -> None:
         self.rows = [old for old in self.rows if any(str(old[key]) != str(row[key]) for key in self.keys)] + [row]
-        with atomic_path(self.path) as temporary, temporary.open("w", newline="") as file:
-            file.write(f"# {describe(self.options.device)}\n")
-            writer = csv.DictWriter(file, self.columns, extrasaction="ignore")
-            writer.writeheader()
-            writer.writerows(self.rows)
+        kept = [{name: old[name] for name in self.columns} for old in self.rows]
+        write_rows(self.path, kept, comment=describe(self.options.device))
         print("  ".join(f"{key}={value}" for key, value in row.items() if value != ""), flush=True)
 
     def draw(self, label: Callable[[Row], str], group: str, value: str, floor: str, unit: str) -> None:

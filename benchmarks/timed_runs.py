@@ -1,6 +1,5 @@
 """What the benchmarks of accuracy share: runs with a budget of seconds, rows kept in a CSV file, tables of a page."""
 
-import csv
 import gc
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,7 +11,7 @@ import torch
 from common import hardware
 
 import transform_once as t1
-from transform_once.files import atomic_path
+from transform_once.files import as_text, atomic_path, read_rows, write_rows
 from transform_once.models.operator import Operator
 
 Row = dict[str, Any]
@@ -35,10 +34,7 @@ class Table:
 
     def __init__(self, path: Path, key: Sequence[str]) -> None:
         self.path, self.key = path, tuple(key)
-        self.rows: list[Row] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self.rows = list(csv.DictReader(file))
+        self.rows: list[Row] = [*read_rows(path)]
 
     def find(self, row: Mapping[str, Any]) -> Row | None:
         """The row with this key, all values as text."""
@@ -55,17 +51,13 @@ class Table:
         made = {name: text(value) for name, value in row.items()}
         old = self.find(row)
         self.rows = [*(one for one in self.rows if one is not old), made]
-        columns = list(dict.fromkeys(name for one in self.rows for name in one))
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(self.rows)
+        write_rows(self.path, self.rows)
 
 
 def text(value: Any) -> str:
     """A value as it stands in the file; what is absent is empty."""
-    return "" if value is None else f"{value:.6g}" if isinstance(value, float) else str(value)
+    return as_text(value, 6)
 
 
 class Deadline:

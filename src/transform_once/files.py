@@ -1,9 +1,14 @@
-"""Writing files so that nothing half-written is ever taken for whole."""
+"""Writing files so that nothing half-written is ever taken for whole; tables of rows as CSV files."""
 
+import csv
+import itertools
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+DIGITS = 9  # of a number in a table: all that float32 has
 
 
 @contextmanager
@@ -18,3 +23,31 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = DIGITS, comment: str = "") -> Path:
+    """Write rows as CSV; the columns are those of all rows, in the order in which they come, after a comment line."""
+    columns = list(dict.fromkeys(name for row in rows for name in row))
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        if comment:
+            file.write(f"# {comment}\n")
+        writer = csv.DictWriter(file, columns, restval="")
+        writer.writeheader()
+        writer.writerows({name: as_text(value, digits) for name, value in row.items()} for row in rows)
+    return path
+
+
+def read_rows(path: Path) -> list[dict[str, str]]:
+    """Rows as `write_rows` wrote them, all values as text; none where there is no file."""
+    if not path.is_file():
+        return []
+    with path.open(newline="", encoding="utf-8") as file:
+        first = next(file, "")
+        return list(csv.DictReader(file if first.startswith("# ") else itertools.chain([first], file)))
+
+
+def as_text(value: Any, digits: int = DIGITS) -> str:
+    """A value as it stands in a table: nothing for None, nan for what was not measured."""
+    if value is None:
+        return ""
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 
 from transform_once.evaluation.speed import EXECUTIONS, OPPONENTS, TASKS, Case, Timing, measure
+from transform_once.files import as_text, read_rows, write_rows
 from transform_once.reports.curves import STYLE
-from transform_once.reports.paper_table import PaperFigure, Row, as_text, read_rows, write_rows
+from transform_once.reports.paper_table import PaperFigure, Row
 from transform_once.training.run import environment
 
 if TYPE_CHECKING:

@@ -1,6 +1,5 @@
 """One long table of results for each figure of the paper: the same rows are drawn, printed and written as CSV."""
 
-import csv
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from transform_once.files import atomic_path
+from transform_once.files import atomic_path, write_rows
 from transform_once.reports.curves import STYLE
 from transform_once.reports.figures import save_figure
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
 
 Array = NDArray[Any]
 Row = Mapping[str, Any]
-
-DIGITS = 9  # of a number in a table: all that float32 has
 
 
 @dataclass(frozen=True, eq=False)
@@ -77,31 +74,6 @@ class PaperFigure:
         console.print(table)
         for sentence in self.sentences:
             console.print(sentence, markup=False)
-
-
-def write_rows(path: Path, rows: Sequence[Row]) -> Path:
-    """Write rows as CSV, whole or not at all; the columns are those of all rows, in the order in which they come."""
-    columns = list(dict.fromkeys(name for row in rows for name in row))
-    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.DictWriter(file, columns)
-        writer.writeheader()
-        writer.writerows({name: as_text(value) for name, value in row.items()} for row in rows)
-    return path
-
-
-def read_rows(path: Path) -> list[dict[str, str]]:
-    """Rows as `write_rows` wrote them, all values as text; none where there is no file."""
-    if not path.is_file():
-        return []
-    with path.open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
-
-
-def as_text(value: Any) -> str:
-    """A value as it stands in the CSV: nothing for None, nan for what was not measured."""
-    if value is None:
-        return ""
-    return f"{value:.{DIGITS}g}" if isinstance(value, float) else str(value)
 
 
 def _printed(value: Any) -> str:

@@ -1,6 +1,5 @@
 """A study: a list of cases with names of their own; finished ones are rows of a table and are not run again."""
 
-import csv
 import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -8,9 +7,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from transform_once.files import atomic_path
+from transform_once.files import as_text, read_rows, write_rows
 
 Row = dict[str, Any]
+
+DIGITS = 6  # of the numbers in a table of results
 
 
 @dataclass(frozen=True)
@@ -36,10 +37,7 @@ class Results:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self.rows: list[Row] = []
-        if path.exists():
-            with path.open(newline="") as file:
-                self.rows = list(csv.DictReader(file))
+        self.rows = read_rows(path)
 
     def of(self, case: Case) -> list[Row]:
         """The rows of a case."""
@@ -48,13 +46,9 @@ class Results:
     def add(self, case: Case, rows: Iterable[Mapping[str, Any]]) -> None:
         """Add the rows of a case that is finished, and write the file."""
         about = {"case": case.name, "study": case.study, "table": case.table, "label": case.label}
-        self.rows += [{**about, **{key: _text(value) for key, value in row.items()}} for row in rows]
-        columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        self.rows += [{**about, **{key: as_text(value, DIGITS) for key, value in row.items()}} for row in rows]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        with atomic_path(self.path) as temporary, temporary.open("w", newline="") as file:
-            writer = csv.DictWriter(file, columns, restval="")
-            writer.writeheader()
-            writer.writerows(self.rows)
+        write_rows(self.path, self.rows)
 
 
 def run_study(
@@ -81,7 +75,3 @@ def run_study(
         results.add(case, work(case))
         last = time.monotonic() - now
     return left
-
-
-def _text(value: Any) -> Any:
-    return f"{value:.6g}" if isinstance(value, float) else value
