@@ -66,7 +66,7 @@ def trained(options: argparse.Namespace, job: Row, fields: Fields) -> tuple[floa
     torch.manual_seed(0)
     model = makers(options)[str(job["model"])]()
     settings = {"precision": job["precision"], "epochs": options.epochs, "batch_size": 1, "learning_rate": 1e-4}
-    settings |= {"order": 1, "history": HISTORY, "steps": STEPS}
+    settings |= {"optimizer": "adamw", "order": 1, "history": HISTORY, "steps": STEPS}
     run = t1.train(model, fields, device=options.device, progress=False, **settings)
     if not run.finished:  # a signal came
         raise KeyboardInterrupt

@@ -163,7 +163,8 @@ def peer_times(bench: Bench, job: Row) -> list[float]:
 
 def judged(bench: Bench, job: Row) -> Row:
     """The lowest validation errors of five seeds."""
-    run = train(bench, job, bench.options.accuracy, bench.fields[bench.options.samples :])
+    settings = {"optimizer": "adamw", "learning_rate": 2e-3}
+    run = train(bench, job, bench.options.accuracy, bench.fields[bench.options.samples :], **settings)
     best = [member["validation"] for member in run.description["best"]]
     row: Row = {"validation": f"{statistics.mean(best):.5f}", "std": f"{statistics.stdev(best):.5f}"}
     row |= {"best": f"{min(best):.5f}", "worst": f"{max(best):.5f}", "ms": f"{step_milliseconds(run.history):.4g}"}

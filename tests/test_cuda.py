@@ -169,7 +169,8 @@ def flow():
 
 def trained(name, data, **settings):
     torch.manual_seed(0)
-    given = {"epochs": 6, "batch_size": 16, "learning_rate": 3e-3, "device": "cuda", "progress": False, **settings}
+    given = {"epochs": 6, "batch_size": 16, "optimizer": "adamw", "learning_rate": 3e-3, "device": "cuda"}
+    given |= {"progress": False, **settings}
     return t1.train(TRAINED[name](), data[:90], data[90:], **given)
 
 

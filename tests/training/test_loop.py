@@ -14,6 +14,7 @@ import torch
 import transform_once as t1
 from transform_once.training import loop
 from transform_once.training.run import load_models, read_history, read_run
+from transform_once.training.settings import Training
 from transform_once.training.train import train
 
 SMALL = {"modes": 7, "width": 6, "depth": 2, "transform": "fourier"}
@@ -306,11 +307,27 @@ def test_data_larger_than_memory_are_streamed(flow, film, tmp_path, monkeypatch)
     assert all(equal(ours, theirs) for ours, theirs in zip(*runs, strict=True))
 
 
+def test_what_is_left_open_is_chosen_for_the_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda _: (9, 0))
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+
+    def chosen(device, **given):
+        settings = Training(**given).resolved(1000, device)
+        return settings.optimizer, settings.learning_rate, settings.precision
+
+    assert chosen(cpu) == ("adamw", 4e-3, "float32")
+    assert chosen(cuda) == ("muon", 1e-2, "bfloat16")
+    assert chosen(cuda, sharding="fsdp") == ("adamw", 4e-3, "bfloat16")
+    assert chosen(cpu, optimizer="muon") == ("muon", 1e-2, "float32")
+    assert chosen(cuda, learning_rate=5e-4, precision="tf32") == ("muon", 5e-4, "tf32")
+
+
 @pytest.mark.parametrize(
     ("call", "sentence"),
     [
         (lambda f: quiet(t1_model(), f, epoch=3), "no setting 'epoch'; did you mean epochs"),
         (lambda f: quiet(t1_model(), f, optimizer="sgd"), "optimizer must be one of 'adamw', 'muon'; got 'sgd'"),
+        (lambda f: quiet(t1_model(), f, schedule=None), "schedule must be one of 'constant', .*; got None"),
         (lambda f: quiet(t1_model(), f, learning_rate=-1), "learning_rate must be positive"),
         (lambda f: quiet(t1_model(), f, device="cuda:99"), "CUDA GPU|GPU number"),
         (lambda f: quiet(t1.T1(2, 1, (16, 16), **SMALL), f), "data have 1 channels in"),

@@ -299,6 +299,7 @@ class Study:
         settings: dict[str, Any] = {
             "epochs": math.ceil(options["steps"] / math.ceil(len(own) / batch)),
             "batch_size": batch,
+            "optimizer": "adamw",
             "learning_rate": options["learning_rate"],
             "seed": options["seed"],
             "device": self.device,

@@ -290,7 +290,7 @@ def _trained(month: Month, device: str, case: Case) -> list[Row]:
         for part in ("train", "validation")
     )
     settings = {name: options[name] for name in ("learning_rate", *TRAINING)}
-    run = train(model, own, held, progress=False, device=device, seed=seed, **settings)
+    run = train(model, own, held, progress=False, device=device, seed=seed, optimizer="adamw", **settings)
     part = "validation" if case.table == "search" else "test"
     about: Row = {
         "seed": seed,

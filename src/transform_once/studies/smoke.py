@@ -296,6 +296,7 @@ class Study:
             progress=False,
             seconds=options["budget"],
             batch_size=1,
+            optimizer="adamw",
             learning_rate=options["learning_rate"],
             order=dynamics.order,
             history=dynamics.history,

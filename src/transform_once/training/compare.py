@@ -12,12 +12,13 @@ import torch
 from transform_once.data.fields import Fields
 from transform_once.evaluation.evaluate import full_evaluation, save_evaluation
 from transform_once.models.operator import Operator
+from transform_once.processes import choose_device
 from transform_once.training.choose import choose_model
 from transform_once.training.run import Run
 from transform_once.training.settings import settings_from
 from transform_once.training.train import train
 
-RATES = (1e-3, 3e-3)  # learning rates that every model tries
+RATES = (0.25, 1.0)  # learning rates that every model tries, in units of the usual one
 TRIAL = 0.1  # share of the budget for each trial; the rest is for the model that is kept
 LEVEL = 1.05  # errors within this factor are called level
 SHAPES = ("in_channels", "out_channels", "resolution")
@@ -46,10 +47,10 @@ def compare(
 ) -> Comparison:
     """Train each model for `budget` seconds on the same samples, and say which to use and why.
 
-    Of every model two learning rates are tried for a tenth of the budget each; the one with the lower validation error
-    is trained anew for the rest. Errors are those on the test samples, which nothing was chosen by. Without
-    `validation` and `test` a tenth of the samples each are held out. `settings` are those of `Training`, the same for
-    all.
+    Of every model the usual learning rate and a quarter of it are tried for a tenth of the budget each; the one with
+    the lower validation error is trained anew for the rest. Errors are those on the test samples, which nothing was
+    chosen by. Without `validation` and `test` a tenth of the samples each are held out. `settings` are those of
+    `Training`, the same for all.
     """
     if not budget > 0:
         raise ValueError(f"budget is the seconds that each model may train; got {budget}")
@@ -61,9 +62,12 @@ def compare(
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     rows, runs = [], []
+    given = settings_from(settings)
+    usual = given.resolved(len(fields), choose_device(given.device)).learning_rate
+    assert usual is not None  # resolved: told to the type checker
     for name in models:
         trials = {}
-        for rate in RATES:
+        for rate in (factor * usual for factor in RATES):
             run = _run(
                 name, fields, validation, folder / f"{name}-trial-{rate:g}", TRIAL * budget, rate, settings, progress
             )

@@ -105,6 +105,7 @@ class Trainer:
     def _rate(self) -> float:
         settings, state = self.settings, self.state
         half = 0.0 if settings.seconds is not None else 0.5 / (self.batches * self.epochs)
+        assert settings.learning_rate is not None  # resolved: told to the type checker
         return rate(
             settings.schedule,
             settings.learning_rate,

@@ -28,13 +28,10 @@ class Member:
         self.shared: nn.Module = shared(objective, place, settings.sharding)
         if place.size > 1 and settings.sharding == "fsdp" and settings.optimizer == "muon":
             raise ValueError("muon needs whole matrices, which fsdp cuts up: use adamw, or sharding ddp")
-        self.optimizer = make_optimizer(
-            self.objective.model,
-            settings.optimizer,
-            settings.learning_rate,
-            settings.weight_decay,
-            capturable=self.captures,
-        )
+        assert settings.optimizer is not None  # resolved: told to the type checker
+        assert settings.learning_rate is not None
+        chosen = (settings.optimizer, settings.learning_rate, settings.weight_decay)
+        self.optimizer = make_optimizer(self.objective.model, *chosen, capturable=self.captures)
         self.average = Average(model, settings.average) if settings.average else None
         self.generator = torch.Generator(place.device)
         self.stream = torch.cuda.Stream(place.device) if self.captures else None

@@ -17,6 +17,7 @@ SHARDINGS = ("ddp", "fsdp")
 
 STEPS = 6000  # of a run whose epochs are left open: enough to come close to its best, minutes on a CPU
 MOST_SAMPLES = 64  # of a batch whose size is left open
+RATES = {"adamw": 4e-3, "muon": 1e-2}  # learning rates where they are left open
 
 
 @dataclass(frozen=True)
@@ -27,8 +28,9 @@ class Training:
         epochs: Passes over the training data; null: as many as make 6000 steps, 20 to 500.
         seconds: Stop after so many seconds of training, and let schedules run to that end; null: after the epochs.
         batch_size: Samples of a step, over all processes; null: a twentieth of the training data, 4 to 64.
-        optimizer: "adamw", or "muon" for matrix weights (the rest by adamw).
-        learning_rate: The largest rate.
+        optimizer: "adamw", or "muon" for matrix weights (the rest by adamw); null: muon on a GPU, where a step of it
+            costs little more and learns far more, adamw elsewhere and with fsdp.
+        learning_rate: The largest rate; null: 4e-3 of adamw, 1e-2 of muon.
         weight_decay: Decoupled weight decay.
         schedule: "constant", "step" (times gamma every step_size epochs), "cosine" (to zero at the end) or "restarts"
             (cosine with warm restarts every `period` steps).
@@ -59,8 +61,8 @@ class Training:
     epochs: int | None = None
     seconds: float | None = None
     batch_size: int | None = None
-    optimizer: Literal["adamw", "muon"] = "adamw"
-    learning_rate: float = 2e-3
+    optimizer: Literal["adamw", "muon"] | None = None
+    learning_rate: float | None = None
     weight_decay: float = 1e-4
     schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
     warmup: float = 0.05
@@ -87,12 +89,14 @@ class Training:
         for name, choices in (
             ("optimizer", OPTIMIZERS),
             ("schedule", SCHEDULES),
-            ("precision", (None, *PRECISIONS)),
+            ("precision", PRECISIONS),
             ("normalization", KINDS),
             ("sharding", SHARDINGS),
             ("order", (0, 1, 2)),
         ):
-            check_choice(getattr(self, name), choices, name)
+            value = getattr(self, name)
+            if value is not None or getattr(Training, name) is not None:  # what is null by default may be left open
+                check_choice(value, choices, name)
         for name, least in (
             ("epochs", 1),
             ("batch_size", 1),
@@ -105,16 +109,13 @@ class Training:
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if not self.learning_rate > 0 or self.weight_decay < 0:
-            raise ValueError(
-                f"learning_rate must be positive and weight_decay not negative; got {self.learning_rate} and "
-                f"{self.weight_decay}"
-            )
+        if self.weight_decay < 0:
+            raise ValueError(f"weight_decay must not be negative; got {self.weight_decay}")
         if not 0 <= self.warmup < 1 or not 0 < self.gamma <= 1:
             raise ValueError(f"warmup is in [0, 1) and gamma in (0, 1]; got {self.warmup} and {self.gamma}")
-        for name in ("seconds", "clip", "patience"):
+        for name in ("learning_rate", "seconds", "clip", "patience"):
             if getattr(self, name) is not None and not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be positive, or null for none; got {getattr(self, name)}")
+                raise ValueError(f"{name} must be positive, or null; got {getattr(self, name)}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
 
@@ -125,7 +126,15 @@ class Training:
         epochs = self.epochs or min(500, max(20, math.ceil(STEPS / per_epoch)))
         has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
         usual: Literal["bfloat16", "float32"] = "bfloat16" if has_bfloat16 and dtype == torch.float32 else "float32"
-        return dataclasses.replace(self, batch_size=batch_size, epochs=epochs, precision=self.precision or usual)
+        optimizer = self.optimizer or ("muon" if device.type == "cuda" and self.sharding != "fsdp" else "adamw")
+        return dataclasses.replace(
+            self,
+            batch_size=batch_size,
+            epochs=epochs,
+            precision=self.precision or usual,
+            optimizer=optimizer,
+            learning_rate=self.learning_rate or RATES[optimizer],
+        )
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values for JSON."""
