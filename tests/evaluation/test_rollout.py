@@ -76,19 +76,21 @@ def test_a_model_of_fields_rolls_out_through_the_same_interface(order):
 
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_normalisation_does_not_move_a_rollout_out_of_kspace(order):
+    """Changes of frames have units of their own."""
     model = Diagonal((12, 9), 4, history=1)
     model.dynamics = Dynamics(order, 1)
     shift, scale = torch.tensor([2.0, 2.0]).double(), torch.tensor([3.0, 3.0]).double()
-    model.set_normalization(shift, scale, shift[:1] if order == 0 else torch.zeros(1), scale[:1])
+    model.set_normalization(shift, scale, *((shift[:1], scale[:1]) if order == 0 else (torch.zeros(1), scale[:1] / 7)))
     assert steps_in_kspace(model)
     projected = t1.idct(t1.dct(first_frames((12, 9)), 2, 4), 2, (12, 9))
     torch.testing.assert_close(rollout(model, projected, 5), field_rollout(model, projected[:, -2:], 5))
 
 
-def test_other_units_of_the_output_go_through_fields():
+@pytest.mark.parametrize(("order", "shift", "scale"), [(0, 1.0, 2.0), (0, 0.0, 1.0), (1, 0.5, 1.0)])
+def test_other_units_of_the_output_go_through_fields(order, shift, scale):
     model = Diagonal((12, 9), 4)
-    model.dynamics = Dynamics(1, 0)
-    model.set_normalization(torch.ones(1), torch.ones(1), torch.zeros(1), 2 * torch.ones(1))
+    model.dynamics = Dynamics(order, 0)
+    model.set_normalization(torch.ones(1), torch.ones(1), *(torch.tensor([value]) for value in (shift, scale)))
     x = first_frames((12, 9))
     assert not steps_in_kspace(model)
     torch.testing.assert_close(rollout(model, x, 3), field_rollout(model, x[:, -1:], 3))

@@ -49,7 +49,11 @@ def _through_kspace(model: SpectralOperator, first_frames: Tensor, steps: int, c
 
 def kspace_rollout(model: SpectralOperator, first: Tensor, steps: int) -> Tensor:
     """Kept modes of normalised frames (batch, f, c, *kept) to those of the next: (batch, steps, c, *kept)."""
-    return _march(dynamics_of(model), first, steps, model.kspace)
+    units = _change_units(model)
+    if units is None:
+        return _march(dynamics_of(model), first, steps, model.kspace)
+    units = units.reshape(-1, *(1,) * (first.ndim - 3))
+    return _march(dynamics_of(model), first, steps, lambda Z: model.kspace(Z) * units)
 
 
 def field_rollout(model: Operator, first: Tensor, steps: int) -> Tensor:
@@ -60,15 +64,16 @@ def field_rollout(model: Operator, first: Tensor, steps: int) -> Tensor:
 def steps_in_kspace(model: Operator) -> TypeGuard[SpectralOperator]:
     """Whether a rollout can stay on the kept modes: a model that transforms once and has no maps of fields.
 
-    The state must come out in the units in which it goes in; training on trajectories sets them so.
+    The state must come out in the units in which it goes in, its changes without a shift; training on trajectories sets
+    them so.
     """
     if not isinstance(model, SpectralOperator) or getattr(model, "local", None):
         return False
     if model.input_scale is None or model.output_scale is None or model.input_shift is None:
         return True
-    channels = model.out_channels
-    expected = model.input_shift[-channels:] if dynamics_of(model).order == 0 else torch.zeros(channels)
-    same = torch.equal(model.output_scale, model.input_scale[-channels:])
+    channels, order = model.out_channels, dynamics_of(model).order
+    expected = model.input_shift[-channels:] if order == 0 else torch.zeros(channels)
+    same = order > 0 or torch.equal(model.output_scale, model.input_scale[-channels:])
     return same and torch.equal(model.output_shift.cpu(), expected.cpu())  # type: ignore[union-attr]
 
 
@@ -92,6 +97,13 @@ def _march(dynamics: Dynamics, first: Tensor, steps: int, predict: Predict) -> T
             step = 2 * states[-1] - states[-2] + step
         states.append(step)
     return torch.stack(states[first.shape[1] :], 1)
+
+
+def _change_units(model: Operator) -> Tensor | None:
+    """The scale of what a model adds to a frame, in units of the frame, per channel; None where it adds nothing."""
+    if dynamics_of(model).order == 0 or model.input_scale is None or model.output_scale is None:
+        return None
+    return model.output_scale / model.input_scale[-model.out_channels :]
 
 
 def _state_units(model: Operator, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,8 @@
 """What a training run does with its data: on kept modes or on fields, and in which units."""
 
+import dataclasses
 import errno
+import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
@@ -17,6 +19,8 @@ from transform_once.training.batches import Source
 from transform_once.training.loss import FieldObjective, KSpaceObjective, Objective
 from transform_once.training.settings import Training
 
+WINDOWS = 64  # of frames, from which the size of changes is taken
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -30,6 +34,7 @@ class Plan:
     symmetries: tuple[Symmetry, ...]
     dynamics: Dynamics | None
     settings: Training
+    changes: torch.Tensor | float = 1.0  # size of what a model adds to a frame, per channel, in units of the frames
 
     def prepare(self, model: Operator) -> None:
         """Give the model its units and its way of stepping in time."""
@@ -37,8 +42,8 @@ class Plan:
         first, last = (tuple(v.flatten().float() for v in (one.shift, one.scale)) for one in self.normalization)
         if self.dynamics is not None:
             first = tuple(values.repeat(self.dynamics.history + 1) for values in first)
-            if self.dynamics.order > 0:  # a difference of frames has no shift
-                last = (torch.zeros_like(last[0]), last[1])
+            if self.dynamics.order > 0:  # a difference of frames has no shift, and a size of its own
+                last = (torch.zeros_like(last[0]), last[1] * self.changes)
         model.set_normalization(*first, *last)
 
     def objective(self, model: Operator) -> Objective:
@@ -91,7 +96,8 @@ def make_plan(
         raise ValueError("the training data are fields and the validation data spectra: give fields for both")
     space = "k-space" if isinstance(made, Spectra) else "fields"
     why = reason or "the model transforms once, so its data are transformed once"
-    return Plan(space, why, made, validation, pair, symmetries, dynamics, settings)
+    plan = Plan(space, why, made, validation, pair, symmetries, dynamics, settings)
+    return plan if dynamics is None else dataclasses.replace(plan, changes=_changes(model, plan))
 
 
 def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symmetry, ...]) -> str | None:
@@ -158,6 +164,46 @@ def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spe
 def _fitted(fields: Fields, kind: str) -> Pair:
     maps = [Normalization.fit(fields, name, kind) for name in fields.shapes]
     return maps[0], maps[-1]
+
+
+def _changes(model: Operator, plan: Plan) -> torch.Tensor | float:
+    """Root mean square of what is added to a frame, or of the change of that at order 2, in units of the frames.
+
+    A model that has units already keeps them, and data that are not normalised have none.
+    """
+    assert plan.dynamics is not None  # told to the type checker
+    order, (unit, _) = plan.dynamics.order, plan.normalization
+    if order == 0 or unit.kind == "none":
+        return 1.0
+    if model.input_scale is not None and model.output_scale is not None:
+        return (model.output_scale / model.input_scale[-model.out_channels :]).float().cpu()
+    squares = torch.stack([_squared_change(plan.train, *window, order) for window in _windows(plan.train, order)])
+    found = squares.mean(0).sqrt()
+    if isinstance(plan.train, Fields):
+        found = found / unit.scale.flatten()
+    return torch.where(found > 0, found, 1.0).float()
+
+
+def _windows(data: Spectra | Fields, order: int) -> list[tuple[int, int]]:
+    """Trajectories and first frames of order + 1 frames each, evenly over the data."""
+    frames = (data.tensors if isinstance(data, Spectra) else data.shapes)["trajectory"]
+    starts = (frames.shape if isinstance(frames, torch.Tensor) else frames)[1] - order
+    chosen = torch.linspace(0, len(data) * starts - 1, min(WINDOWS, len(data) * starts)).long().unique().tolist()
+    return [divmod(number, starts) for number in chosen]
+
+
+def _squared_change(data: Spectra | Fields, sample: int, first: int, order: int) -> torch.Tensor:
+    """Mean square over the points of a difference of frames, per channel."""
+    if isinstance(data, Spectra):
+        Z = data.tensors["trajectory"][sample, first : first + order + 1]
+        before = Z[-2] if order == 1 else 2 * Z[-2] - Z[-3]
+        return data.squared_error(before, Z[-1], torch.zeros(())).double() / math.prod(data.resolution)
+    window = data[sample : sample + 1].select(frames=slice(first, first + order + 1)).load()
+    change = window.trajectory[0].double().diff(n=order, dim=0)[-1].flatten(1)
+    if window.mask is None:
+        return change.square().mean(1)
+    seen = ~window.mask.expand(window.trajectory.shape)[0, -1].flatten(1)
+    return (change.square() * seen).sum(1) / seen.sum(1).clamp(min=1)
 
 
 def _kept_units(model: Operator, dynamics: Dynamics | None) -> Pair | None:

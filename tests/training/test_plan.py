@@ -1,0 +1,69 @@
+"""The units that a plan gives a model, above all those of the changes that it adds to frames."""
+
+import pytest
+import torch
+
+import transform_once as t1
+from transform_once.models.operator import Dynamics
+from transform_once.training.plan import make_plan
+from transform_once.training.settings import Training
+
+GRID = (8, 6)
+
+
+def films(order, mask=False):
+    """Frames a + b·t or a + b·t²/2, so that the differences of that order are b, of different size in each channel."""
+    generator = torch.Generator().manual_seed(order)
+    a, b = torch.randn(2, 5, 1, 2, *GRID, dtype=torch.float64, generator=generator)
+    b *= torch.tensor([0.1, 0.02], dtype=torch.float64).reshape(2, 1, 1)
+    time = torch.arange(7.0, dtype=torch.float64).reshape(-1, 1, 1, 1)
+    frames = a + b * (time if order == 1 else time**2 / 2)
+    solid = torch.zeros(5, 1, *GRID, dtype=torch.bool)
+    solid[..., :2] = mask
+    given = {"mask": solid} if mask else {}
+    return t1.Fields(trajectory=frames, grid="cell", periodic=False, **given), b[:, 0]
+
+
+MODELS = {
+    "fields": lambda history: t1.FNO(2 * (history + 1), 2, GRID, modes=2, width=4, depth=1),
+    "k-space": lambda history: t1.T1(2 * (history + 1), 2, GRID, modes=GRID, width=4, depth=1),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("space", MODELS)
+def test_the_output_is_in_units_of_the_changes(order, space):
+    data, changes = films(order)
+    model = MODELS[space](1)
+    plan = make_plan(model, data, None, Training(order=order, history=1), progress=False)
+    assert plan.space == space
+    plan.prepare(model)
+    assert model.dynamics == Dynamics(order, 1)
+    exact = changes.square().mean((0, 2, 3)).sqrt()
+    torch.testing.assert_close(model.output_scale.double(), exact, rtol=1e-5, atol=0)
+    assert not model.output_shift.any()
+    spread = data.trajectory.std((0, 1, 3, 4), correction=0)
+    torch.testing.assert_close(model.input_scale.double(), spread.repeat(2), rtol=1e-5, atol=0)
+    again = make_plan(model, films(3 - order)[0], None, Training(order=order, history=1), progress=False)
+    before = model.output_scale.clone()
+    again.prepare(model)
+    torch.testing.assert_close(model.output_scale, before)  # a model that has units keeps them
+
+
+def test_masked_points_have_no_changes():
+    data, changes = films(1, mask=True)
+    model = MODELS["fields"](0)
+    make_plan(model, data, None, Training(), progress=False).prepare(model)
+    exact = changes[..., 2:].square().mean((0, 2, 3)).sqrt()
+    torch.testing.assert_close(model.output_scale.double(), exact, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("settings", "data"), [({"order": 0}, 1), ({"normalization": "none"}, 1), ({}, 0)])
+def test_where_there_are_no_changes_the_units_are_those_of_the_frames(settings, data):
+    """Order 0, data that are not normalised, and films in which nothing moves."""
+    film, _ = films(1)
+    if not data:
+        film = t1.Fields(trajectory=film.trajectory[:, :1].expand(-1, 7, -1, -1, -1), grid="cell", periodic=False)
+    model = MODELS["fields"](0)
+    make_plan(model, film, None, Training(**settings), progress=False).prepare(model)
+    torch.testing.assert_close(model.output_scale, model.input_scale)
