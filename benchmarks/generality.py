@@ -12,6 +12,7 @@ with local maps are also trained in a quarter of the seconds.
 """
 
 import argparse
+import json
 import statistics
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -79,15 +80,15 @@ def jobs_of(problem: str, options: argparse.Namespace) -> list[Row]:
     ]
 
 
-def row_of(job: Row, parts: dict[str, t1.Fields], device: torch.device) -> Row:
-    """Train with default settings and measure."""
+def row_of(job: Row, parts: dict[str, t1.Fields], given: dict[str, Any], device: torch.device) -> Row:
+    """Train with default settings, but for those that are given, and measure."""
     said: list[str] = []
 
     def make() -> Operator:
         model, said[:] = MODELS[job["model"]].build(parts["train"], 0, job["seed"])
         return model
 
-    settings = {"seed": job["seed"]}
+    settings = {**given, "seed": job["seed"]}
     model, row = train_for(job["budget"], make, parts["train"], parts["validation"], settings, device)
     errors = {part: t1.evaluate(model, parts[part], progress=False)["relative_l2"] for part in ("validation", "test")}
     hidden = ("in_channels", "out_channels", "resolution")
@@ -162,6 +163,9 @@ def main() -> None:
     parser.add_argument("--held-out", type=int, default=200, help="to test on; half as many more to validate with")
     parser.add_argument("--shrink", type=int, default=1, help="divide all resolutions by this, for a toy")
     parser.add_argument("--change", default="first", help="what is new in the code; the rows of each change are kept")
+    parser.add_argument(
+        "--settings", type=json.loads, default={}, help='of t1 train, {"optimizer": "muon"}; name them by --change'
+    )
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, help="folder of the rows; by default that of the hardware")
     parser.add_argument("--data", type=Path, default=Path("runs/data"), help="folder for the solvers' data")
@@ -169,6 +173,8 @@ def main() -> None:
     parser.add_argument("--figures", type=Path, default=Path("docs/figures"), help="folder of the picture")
     parser.add_argument("--page", type=Path, help="the page whose table is filled")
     options = parser.parse_args()
+    if options.settings and options.change == parser.get_default("change"):
+        parser.error("settings of your own need a name: give --change")
     device = choose_device(options.device)
     table = Table((options.output or results_folder(device.type)) / "generality.csv", KEY)
     if options.draw:
@@ -187,7 +193,8 @@ def main() -> None:
         if all(table.finished(job) for job in jobs):
             continue
         parts = parts_of(problem, options, device)
-        left += run_rows(table, jobs, partial(row_of, parts=parts, device=device), deadline, device)
+        work = partial(row_of, parts=parts, given=options.settings, device=device)
+        left += run_rows(table, jobs, work, deadline, device)
     print(f"{left} runs are left, the same command continues" if left else "all that was asked is done")
 
 
