@@ -123,7 +123,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     climate(folder, output, device="cpu", quick=True)
     rows = Results(path).rows
     forecasts = [row for row in rows if row["table"] == "forecast"]
-    assert {row["label"] for row in forecasts} == {*study.BASELINES, "T1", "FNO"}
+    assert {row["label"] for row in forecasts} == {*study.BASELINES, *study.MODELS}
     assert {(row["label"], row["lead"], row["way"]) for row in forecasts if row["label"] == "T1"} == {
         ("T1", "1", "directly"),
         ("T1", "24", "directly"),

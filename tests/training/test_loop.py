@@ -347,6 +347,10 @@ def test_what_is_left_open_is_chosen_for_the_device(monkeypatch):
             lambda f: quiet(t1_model(), t1.Fields(trajectory=f.input[None], grid="node", periodic=True), steps=40),
             "trajectories of 30 frames are too short: a sample needs 41",
         ),
+        (
+            lambda f: quiet(t1_model(), t1.Fields(trajectory=f.input[:, None], grid="node", periodic=True), order=2),
+            "trajectories of 1 frames are too short: a sample needs 3",
+        ),
     ],
 )
 def test_bad_input_is_one_clear_sentence(flow, tmp_path, monkeypatch, call, sentence):

@@ -29,6 +29,7 @@ from transform_once.evaluation.rollout import rollout
 from transform_once.models.fno import FNO
 from transform_once.models.operator import Operator
 from transform_once.models.t1 import T1
+from transform_once.models.t1_grid import T1Grid
 from transform_once.reports.curves import STYLE, colour_of
 from transform_once.reports.figures import save_figure
 from transform_once.reports.paper_data import Shown, varying
@@ -52,7 +53,8 @@ SHARES = (0.6, 0.2)  # of the hours, for training and validation; the rest is th
 HISTORY = 1  # frames before the present one that models see
 SEEDS = (0, 1, 2)
 RATES = (1e-3, 4e-3)
-SIZES: dict[str, dict[str, int]] = {"T1": {"width": 8, "depth": 3}, "FNO": {"width": 8, "depth": 3}}
+MODELS: dict[str, type[Operator]] = {"T1": T1, "T1Grid": T1Grid, "FNO": FNO}
+SIZES = {"width": 8, "depth": 3}
 TRAINING: dict[str, Any] = {"epochs": 40, "batch_size": 32, "patience": 6, "validate_every": 1, "history": HISTORY}
 
 
@@ -80,7 +82,7 @@ def climate(
     work = partial(_work, winds, month, device)
     left = run_study([*_given(), *candidates], results, work, seconds=seconds)
     if not left:
-        chosen = [_best(results, candidates, model, lead) for model in SIZES for lead in LEADS]
+        chosen = [_best(results, candidates, model, lead) for model in MODELS for lead in LEADS]
         finals = [
             Case("climate", "forecast", str(case.options["model"]), {**case.options, "seed": seed})
             for case in chosen
@@ -209,6 +211,7 @@ def _candidates(month: Month, quick: bool) -> list[Case]:
     least = min(size)
     modes: dict[str, list[Any]] = {
         "T1": [least // 2, 3 * least // 4, list(size)],  # the last keeps all: nothing is lost to truncation
+        "T1Grid": [least // 2, 3 * least // 4, list(size)],
         "FNO": [least // 8, least // 4, 3 * least // 8],  # wave numbers on both sides: half as many
     }
     rates = RATES[:1] if quick else RATES
@@ -218,9 +221,9 @@ def _candidates(month: Month, quick: bool) -> list[Case]:
             "climate",
             "search",
             f"{name}, modes {kept}, learning rate {rate:g}",
-            {"model": name, "lead": lead, "modes": kept, "learning_rate": rate, **SIZES[name], **training, "seed": 0},
+            {"model": name, "lead": lead, "modes": kept, "learning_rate": rate, **SIZES, **training, "seed": 0},
         )
-        for name in SIZES
+        for name in MODELS
         for lead in LEADS
         for kept in (modes[name][-1:] if quick else modes[name])
         for rate in rates
@@ -281,7 +284,7 @@ def _trained(month: Month, device: str, case: Case) -> list[Row]:
     options = case.options
     lead, seed, kept = options["lead"], options["seed"], options["modes"]
     torch.manual_seed(seed)
-    make: Any = {"T1": T1, "FNO": FNO}[options["model"]]
+    make: Any = MODELS[options["model"]]
     size = tuple(month.fields.shape[-2:])
     modes = tuple(kept) if isinstance(kept, list) else kept
     model = make(HISTORY + 1, 1, size, modes, width=options["width"], depth=options["depth"])
@@ -362,7 +365,7 @@ def _bars(rows: list[Row]) -> "Figure":
                     found.setdefault(label, []).append(float(row["rmse"]))
             for number, (label, values) in enumerate(reversed(found.items())):
                 spread = statistics.stdev(values) if len(values) > 1 else 0.0
-                trained = label.split(",")[0] in SIZES
+                trained = label.split(",")[0] in MODELS
                 mean = statistics.fmean(values)
                 axes.barh(number, mean, xerr=spread, color=colour_of(0 if trained else 7)[0], alpha=0.8)
                 axes.text(mean + spread, number, f" {mean:.2f}", va="center", fontsize=8)

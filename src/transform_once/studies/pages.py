@@ -118,7 +118,7 @@ def _climate(rows: Sequence[Row]) -> Iterator[str]:
     )
     tried = [row for row in rows if row["table"] == "search"]
     if tried:
-        count = len({row["label"] for row in tried if row["label"].startswith("T1")})
+        count = len({row["label"] for row in tried if row["label"].startswith("T1,")})
         yield f"Modes and learning rate were chosen on the validation part among {count} candidates of each model."
     heading = ("hours ahead", "forecast", "RMSE in K", "relative L2", "skill", "chosen", "s a seed", "in words")
     yield _table(heading, list(_forecasts(forecasts)))

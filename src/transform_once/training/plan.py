@@ -177,8 +177,10 @@ def _changes(model: Operator, plan: Plan) -> torch.Tensor | float:
         return 1.0
     if model.input_scale is not None and model.output_scale is not None:
         return (model.output_scale / model.input_scale[-model.out_channels :]).float().cpu()
-    squares = torch.stack([_squared_change(plan.train, *window, order) for window in _windows(plan.train, order)])
-    found = squares.mean(0).sqrt()
+    squares = [_squared_change(plan.train, *window, order) for window in _windows(plan.train, order)]
+    if not squares:  # too few frames, which is said where samples are made of them
+        return 1.0
+    found = torch.stack(squares).mean(0).sqrt()
     if isinstance(plan.train, Fields):
         found = found / unit.scale.flatten()
     return torch.where(found > 0, found, 1.0).float()
@@ -188,7 +190,8 @@ def _windows(data: Spectra | Fields, order: int) -> list[tuple[int, int]]:
     """Trajectories and first frames of order + 1 frames each, evenly over the data."""
     frames = (data.tensors if isinstance(data, Spectra) else data.shapes)["trajectory"]
     starts = (frames.shape if isinstance(frames, torch.Tensor) else frames)[1] - order
-    chosen = torch.linspace(0, len(data) * starts - 1, min(WINDOWS, len(data) * starts)).long().unique().tolist()
+    count = len(data) * max(0, starts)
+    chosen = torch.linspace(0, count - 1, min(WINDOWS, count)).long().unique().tolist()
     return [divmod(number, starts) for number in chosen]
 
 
