@@ -50,6 +50,39 @@ def test_the_output_is_in_units_of_the_changes(order, space):
     torch.testing.assert_close(model.output_scale, before)  # a model that has units keeps them
 
 
+@pytest.mark.parametrize("transform", ["dct", "fourier"])
+@pytest.mark.parametrize("grid", [(32,), (24, 15), (9, 10, 11)], ids=str)
+def test_the_kept_modes_of_a_t1_have_variance_one(transform, grid):
+    """On smooth fields, all of whose energy is kept."""
+    torch.manual_seed(0)
+    ndim, T = len(grid), t1.get_transform(transform)
+    x, y = (T.inverse(T.forward(5 + 3 * torch.randn(40, 2, *grid), ndim, 3), ndim, grid) for _ in range(2))
+    data = t1.Fields(input=x, target=y, grid="cell" if transform == "dct" else "node", periodic=transform != "dct")
+    model = t1.T1(2, 2, grid, 5, width=4, depth=1, transform=transform)
+    plan = make_plan(model, data, None, Training(symmetries=False), progress=False)
+    assert plan.space == "k-space"
+    for name in ("input", "target"):
+        assert plan.train.tensors[name].square().mean() == pytest.approx(1, rel=0.01)
+    plan.prepare(model)
+    torch.testing.assert_close(model.output_shift, y.mean((0, *range(2, y.ndim))), rtol=1e-4, atol=0)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: t1.T1(2, 2, GRID, 3, width=4, depth=1, local="pointwise"),
+        lambda: t1.T1Plus(2, 2, GRID, 4, width=4),
+        lambda: t1.T1Grid(2, 2, GRID, 4, width=4, depth=1),
+        lambda: t1.FNO(2, 2, GRID, 2, width=4, depth=1),
+    ],
+)
+def test_fields_of_other_models_have_variance_one(model):
+    x, y = torch.randn(2, 6, 2, *GRID)
+    model = model()
+    make_plan(model, t1.Fields(input=x, target=3 * y), None, Training(), progress=False).prepare(model)
+    torch.testing.assert_close(model.output_scale, 3 * y.std((0, 2, 3), correction=0))
+
+
 def test_masked_points_have_no_changes():
     data, changes = films(1, mask=True)
     model = MODELS["fields"](0)

@@ -14,6 +14,7 @@ from transform_once.data.normalization import Normalization
 from transform_once.data.spectra import Pair, Spectra, spectra
 from transform_once.data.symmetries import Symmetry
 from transform_once.models.operator import Dynamics, Operator, SpectralOperator
+from transform_once.models.t1 import T1
 from transform_once.spectral.modes import ModeSet
 from transform_once.training.batches import Source
 from transform_once.training.loss import FieldObjective, KSpaceObjective, Objective
@@ -88,7 +89,7 @@ def make_plan(
         made: Spectra | Fields = data
         pair = data.normalization
     else:
-        pair = _kept_units(model, dynamics) or _fitted(data, settings.normalization)
+        pair = _kept_units(model, dynamics) or _fitted(model, data, settings.normalization)
         made = data if reason else _spectra(model, data, pair, progress)
     if isinstance(made, Spectra) and isinstance(validation, Fields):
         validation = _spectra(model, validation, pair, progress)
@@ -161,8 +162,15 @@ def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spe
             return recipe(cache=False)  # there is no room for a cache beside the data: the spectra stay in memory
 
 
-def _fitted(fields: Fields, kind: str) -> Pair:
+def _fitted(model: Operator, fields: Fields, kind: str) -> Pair:
+    """Units in which fields have variance 1; for a T1 its kept modes, on which its activations act.
+
+    Fields of variance 1 on N points have modes of the size √(N/M) where M are kept.
+    """
     maps = [Normalization.fit(fields, name, kind) for name in fields.shapes]
+    if kind == "standard" and isinstance(model, T1) and not model.local:
+        size = math.sqrt(math.prod(model.resolution) / math.prod(model.kept_shape))
+        maps = [dataclasses.replace(one, scale=size * one.scale) for one in maps]
     return maps[0], maps[-1]
 
 

@@ -43,8 +43,8 @@ class Training:
             and kept; null: none.
         precision: Of the products inside the model: "float32", "tf32" (on GPUs) or "bfloat16"; weights, transforms and
             errors are always in float32. null: bfloat16 on GPUs that have it, float32 elsewhere.
-        normalization: "none", "standard" (mean 0, variance 1) or "unit" (range 0 to 1), per channel of the training
-            data.
+        normalization: "none", "standard" (mean 0, variance 1, for T1 of its kept modes) or "unit" (range 0 to 1), per
+            channel of the training data.
         symmetries: Whether to move each sample by a random symmetry that the data set declares.
         order: Order of the integrator, 0, 1 or 2; for trajectories.
         history: Frames before the present one that the model sees; for trajectories.
