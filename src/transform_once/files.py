@@ -25,7 +25,7 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
-def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = DIGITS, comment: str = "") -> Path:
+def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], comment: str = "") -> Path:
     """Write rows as CSV; the columns are those of all rows, in the order in which they come, after a comment line."""
     columns = list(dict.fromkeys(name for row in rows for name in row))
     with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
@@ -33,7 +33,7 @@ def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], digits: int = DIGI
             file.write(f"# {comment}\n")
         writer = csv.DictWriter(file, columns, restval="")
         writer.writeheader()
-        writer.writerows({name: as_text(value, digits) for name, value in row.items()} for row in rows)
+        writer.writerows({name: as_text(value) for name, value in row.items()} for row in rows)
     return path
 
 

@@ -300,8 +300,7 @@ class Study:
             "epochs": math.ceil(options["steps"] / math.ceil(len(own) / batch)),
             "batch_size": batch,
             "optimizer": "adamw",
-            "learning_rate": options["learning_rate"],
-            "seed": options["seed"],
+            **{name: options[name] for name in ("learning_rate", "seed")},
             "device": self.device,
         }
         held, folder = made(self.parts["validation"]), self.folder(case)

@@ -196,8 +196,8 @@ def _changes(model: Operator, plan: Plan) -> torch.Tensor | float:
 
 def _windows(data: Spectra | Fields, order: int) -> list[tuple[int, int]]:
     """Trajectories and first frames of order + 1 frames each, evenly over the data."""
-    frames = (data.tensors if isinstance(data, Spectra) else data.shapes)["trajectory"]
-    starts = (frames.shape if isinstance(frames, torch.Tensor) else frames)[1] - order
+    shape = data.tensors["trajectory"].shape if isinstance(data, Spectra) else data.shapes["trajectory"]
+    starts = shape[1] - order
     count = len(data) * max(0, starts)
     chosen = torch.linspace(0, count - 1, min(WINDOWS, count)).long().unique().tolist()
     return [divmod(number, starts) for number in chosen]
