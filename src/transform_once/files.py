@@ -25,6 +25,12 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_partial(folder: Path) -> None:
+    """Remove what writers that were killed left in a folder of which the caller is now the only writer."""
+    for leftover in folder.glob(".*.partial"):
+        leftover.unlink(missing_ok=True)
+
+
 def write_rows(path: Path, rows: Sequence[Mapping[str, Any]], comment: str = "") -> Path:
     """Write rows as CSV; the columns are those of all rows, in the order in which they come, after a comment line."""
     columns = list(dict.fromkeys(name for row in rows for name in row))

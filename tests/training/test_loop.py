@@ -144,10 +144,11 @@ def test_a_killed_run_continues_to_the_same_weights(tmp_path):
     process.kill()
     process.wait()
     assert read_run(tmp_path / "killed")["status"] == "running"
+    (tmp_path / "killed" / ".checkpoint.safetensors.1.partial").write_bytes(b"half")  # as if killed while writing
     subprocess.run([*words, str(tmp_path / "killed")], check=True, stdout=subprocess.DEVNULL)
     assert equal(load_models(tmp_path / "whole")[0], load_models(tmp_path / "killed")[0])
     assert read_run(tmp_path / "killed")["status"] == "finished"
-    assert not list(tmp_path.glob("killed/*.partial"))
+    assert not list(tmp_path.glob("killed/.*.partial"))
 
 
 def test_members_of_an_ensemble_are_runs_of_their_seeds(flow, tmp_path):

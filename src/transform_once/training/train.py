@@ -12,6 +12,7 @@ from torch import nn
 
 from transform_once.data.fields import Fields
 from transform_once.data.spectra import Spectra
+from transform_once.files import remove_partial
 from transform_once.models.operator import Operator
 from transform_once.processes import World, world
 from transform_once.training import run as folders
@@ -115,6 +116,7 @@ def _opened(folder: Path, description: dict[str, Any], again: bool, place: World
             folders.read_run(folder)  # only a run folder is ever removed
             shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        remove_partial(folder)  # of a run that was killed while it wrote
         folders.write_description(folder, description)
     place.wait()
     return None
