@@ -127,7 +127,8 @@ class Model:
         waves: Wave numbers on both sides that a layer of a T1Grid acts on, a number or one per axis.
         transform: dct, fourier or dft.
         init: vp, xavier or kaiming.
-        activation: gelu or sine.
+        activation: gelu or sine, of the layers of T1 and T1Plus.
+        head_activation: gelu or sine, of the head of a T1; sine as in the released research code.
         local: pointwise or conv: small maps of the fields around a T1, for fields with jumps.
         phase_blind: Whether a ReleasedFNO loses the imaginary part, as released.
     """
@@ -141,6 +142,7 @@ class Model:
     transform: Literal["dct", "fourier", "dft"] | None = None
     init: Literal["vp", "xavier", "kaiming", "dfpnet"] | None = None
     activation: Literal["gelu", "sine"] | None = None
+    head_activation: Literal["gelu", "sine"] | None = None
     local: Literal["pointwise", "conv"] | None = None
     phase_blind: bool | None = None
 

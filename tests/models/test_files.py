@@ -54,6 +54,9 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path):
         save_file(tensors, tmp_path / f"{name}.safetensors", {METADATA: json.dumps(description | changes)})
 
     write("other", tensors, config=description["config"] | {"width": 8})
+    older = {name: value for name, value in description["config"].items() if name != "head_activation"}
+    write("older", tensors, config=older)
+    write("newer", tensors, config=description["config"] | {"wings": 2})
     write("missing", dict(list(tensors.items())[1:]))
     write("unknown", tensors, **{"class": "T9"})
     for name, sentence in {
@@ -62,6 +65,8 @@ def test_bad_files_are_refused_in_one_sentence(tmp_path):
         "foreign": "holds something else",
         "unknown": "holds something else",
         "other": "are not of this T1: 0 tensors are missing, 0 unknown",
+        "older": "was saved by another version of transform_once, whose T1 differs in head_activation",
+        "newer": "whose T1 differs in wings: use that version, or train again",
         "missing": "are not of this T1: 1 tensors are missing",
     }.items():
         with pytest.raises(ValueError, match=sentence) as raised:

@@ -26,14 +26,16 @@ def textbook(model, x):
         y = torch.einsum("cki,bcij->bckj", first, y)
         z = z + torch.einsum("ckj,bcij->bcik", second, y)
     inner, outer = model.head
-    z = torch.einsum("oh,bhij->boij", outer, torch.sin(torch.einsum("hw,bwij->bhij", inner, z)))
+    activation = {"gelu": torch.nn.functional.gelu, "sine": torch.sin}[model.config["head_activation"]]
+    z = torch.einsum("oh,bhij->boij", outer, activation(torch.einsum("hw,bwij->bhij", inner, z)))
     padded = torch.zeros(len(x), z.shape[1], *grid, dtype=x.dtype)
     padded[:, :, :m1, :m2] = z
     return t1.idct(padded, 2)
 
 
-def test_forward_equals_the_textbook():
-    model = t1.T1(2, 3, (20, 17), modes=(7, 5), width=8, depth=3).double()
+@pytest.mark.parametrize("head_activation", ["gelu", "sine"])
+def test_forward_equals_the_textbook(head_activation):
+    model = t1.T1(2, 3, (20, 17), modes=(7, 5), width=8, depth=3, head_activation=head_activation).double()
     x = torch.randn(4, 2, 20, 17, dtype=torch.float64)
     expected = textbook(model, x)
     assert (model(x) - expected).norm() < 1e-6 * expected.norm()  # the lift's constant spectra are float32

@@ -33,7 +33,9 @@ class T1(SpectralOperator):
         depth: Layers. Good values: 4 to 16.
         transform: "dct" (fields on cells), "fourier" (periodic fields on nodes) or "dft" (complex, for comparison).
         init: "vp" (first layer variance-preserving, the others Kaiming), "xavier" or "kaiming".
-        activation: "gelu" or "sine".
+        activation: "gelu" or "sine", of the layers.
+        head_activation: "gelu" or "sine", as in the released research code. A sine of large arguments changes its sign
+            with every step: training is then unsteady, most of all in one dimension.
         coordinates: Whether the model sees where it is.
         local: None: training stays wholly in k-space. "pointwise" or "conv" adds small learned maps of the fields
             before and after the transform with a skip between them, which fields with jumps need; "pointwise" moves
@@ -53,6 +55,7 @@ class T1(SpectralOperator):
         transform: str = "dct",
         init: Literal["vp", "xavier", "kaiming"] = "vp",
         activation: Literal["gelu", "sine"] = "gelu",
+        head_activation: Literal["gelu", "sine"] = "gelu",
         coordinates: bool = True,
         local: Literal["pointwise", "conv"] | None = None,
         out_resolution: Sequence[int] | None = None,
@@ -60,6 +63,7 @@ class T1(SpectralOperator):
         super().__init__(in_channels, out_channels, resolution, modes, transform, out_resolution)
         check_choice(init, INITS, "init")
         check_choice(activation, ACTIVATIONS, "activation")
+        check_choice(head_activation, ACTIVATIONS, "head_activation")
         check_choice(local, (None, *LOCAL_KERNELS), "local")
         if min(width, depth) < 1:
             raise ValueError(f"width and depth must be at least 1; got {width} and {depth}")
@@ -77,6 +81,7 @@ class T1(SpectralOperator):
         self.layers: Sequence[T1Layer] = nn.ModuleList(  # type: ignore[assignment]
             T1Layer(width, shape, is_set, activation, BRANCH) for _ in range(depth)
         )
+        self.head_activation = head_activation
         outputs = out_channels * (1 + self.transform.is_complex)
         self.head = nn.ParameterList(
             [
@@ -124,8 +129,10 @@ class T1(SpectralOperator):
             from transform_once.kernels import perceptron
 
             if perceptron.fits(Z[None], inner, outer):
-                return perceptron.perceptron(Z[None], inner, outer, None, sine=True, dtype=torch.float32)[0]
-        return (outer @ torch.sin(inner @ Z.flatten(1))).unflatten(1, Z.shape[1:])
+                sine = self.head_activation == "sine"
+                return perceptron.perceptron(Z[None], inner, outer, None, sine, torch.float32)[0]
+        hidden = ACTIVATIONS[self.head_activation](inner @ Z.flatten(1))
+        return (outer @ hidden).unflatten(1, Z.shape[1:])
 
 
 class T1Plus(SpectralOperator):

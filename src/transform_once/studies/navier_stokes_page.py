@@ -35,7 +35,14 @@ KNOWN = {
 }
 
 # What a line of the ablation is compared with.
-BEFORE = {"T1 Kaiming": "T1", "T1vp": "T1 Kaiming", "T1+": "T1", "T1+ Kaiming": "T1+", "T1+vp": "T1+ Kaiming"}
+BEFORE = {
+    "T1 Kaiming": "T1",
+    "T1vp": "T1 Kaiming",
+    "T1vp, GELU in the head": "T1vp",
+    "T1+": "T1",
+    "T1+ Kaiming": "T1+",
+    "T1+vp": "T1+ Kaiming",
+}
 FNOS = ("FNO, phase-blind as released", "FNO", "FNOvp", "FNO, modern")
 Lines = list[Sequence[str]]
 
