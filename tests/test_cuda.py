@@ -73,6 +73,7 @@ def test_a_transform_in_a_cuda_graph(name):
 
 MODELS = {
     "T1": lambda: t1.T1(1, 1, (64, 64), modes=24, width=16, depth=3),
+    "T1, sine in the head": lambda: t1.T1(1, 1, (64, 64), modes=24, width=16, depth=2, head_activation="sine"),
     "T1 top-m": lambda: t1.T1(1, 1, (64, 64), modes=t1.TopM(300).fit(torch.randn(2, 1, 64, 64)), width=16, depth=2),
     "T1Plus": lambda: t1.T1Plus(1, 1, (64, 64), modes=24, width=16),
     "T1Grid": lambda: t1.T1Grid(1, 1, (64, 64), modes=24, width=16, depth=3),
@@ -155,6 +156,7 @@ def test_smoke_agrees_with_the_cpu():
 TRAINED = {
     "T1 fourier": lambda: t1.T1(1, 1, (32, 32), modes=9, width=16, depth=2, transform="fourier"),
     "T1 dct": lambda: t1.T1(1, 1, (32, 32), modes=9, width=16, depth=2),
+    "T1 dft": lambda: t1.T1(1, 1, (32, 32), modes=5, width=16, depth=2, transform="dft"),
     "T1+": lambda: t1.T1Plus(1, 1, (32, 32), modes=16, width=8),
     "FNO": lambda: t1.FNO(1, 1, (32, 32), modes=6, width=8, depth=2),
 }

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from transform_once.data.options import ReadOptions
 from transform_once.messages import nearest
 
 if TYPE_CHECKING:
@@ -18,63 +19,7 @@ EXPERIMENTS = Path(__file__).parent / "experiments"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
-    """How to read a source of fields; what is not given is decided by its format.
-
-    Args:
-        input_key: Name of the input array; several, joined by commas, become channels.
-        target_key: Name of the target array.
-        trajectory_key: Name of the trajectory array.
-        mask_key: Name of an array whose nonzero points leave the loss.
-        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
-        format: The format, where the content does not tell it.
-        channels: Names or numbers of the channels to keep.
-        times: First and last time to keep.
-        input_time: Make pairs: the time of the input.
-        target_time: Make pairs: the time of the target.
-        frame_stride: Keep every such frame.
-        stride: Keep every such grid point.
-        resize: Rows and columns to resize images to.
-        camera: Which camera of a ScalarFlow recording.
-        split: train, validation or test, where the published data set defines them.
-        colour: Whether to read a video in colour instead of grey.
-        missing: The value that marks missing points, such as nan.
-        grid: cell or node, where the source does not tell.
-        periodic: Whether the fields are periodic, where the source does not tell.
-    """
-
-    input_key: str | None = None
-    target_key: str | None = None
-    trajectory_key: str | None = None
-    mask_key: str | None = None
-    axes: str | None = None
-    format: str | None = None
-    channels: list[str | int] | None = None
-    times: tuple[float, float] | None = None
-    input_time: float | None = None
-    target_time: float | None = None
-    frame_stride: int = 1
-    stride: int = 1
-    resize: tuple[int, int] | None = None
-    camera: int = 2
-    split: str | None = None
-    colour: bool = False
-    missing: float | None = None
-    grid: Literal["cell", "node"] | None = None
-    periodic: bool | None = None
-
-    def options(self) -> dict[str, Any]:
-        """As `read` and `convert` take them."""
-        known = [field.name for field in dataclasses.fields(Reading)]
-        given = {name: getattr(self, name) for name in known if getattr(self, name) is not None}
-        for key in ("input_key", "target_key", "trajectory_key"):
-            if key in given:
-                given[key] = given[key].split(",")
-        return given
-
-
-@dataclass(frozen=True, kw_only=True)
-class Data(Reading):
+class Data(ReadOptions):
     """Which fields, and how they are split: the first samples to train, then to validate, then to test.
 
     Args:
@@ -93,7 +38,7 @@ class Data(Reading):
         """All of the fields."""
         from transform_once.data.formats import read
 
-        return read(self.path, **self.options())
+        return read(self.path, **self.given())
 
     def parts(self) -> tuple["Fields", "Fields | None", "Fields | None"]:
         """The fields to train on, to validate with and to test on."""

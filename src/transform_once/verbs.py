@@ -6,7 +6,8 @@ import json as json_module
 from pathlib import Path
 from typing import Any, Literal
 
-from transform_once.config import Data, Model, Reading
+from transform_once.config import Data, Model
+from transform_once.data.options import ReadOptions
 from transform_once.training.settings import Training
 
 
@@ -268,7 +269,7 @@ def compare(
     _report([run.folder for run in found.runs if run.folder], output / "report.html", console)
 
 
-def import_(source: Path, output: Path, read: Reading = Reading()) -> None:  # noqa: B008
+def import_(source: Path, output: Path, read: ReadOptions = ReadOptions()) -> None:  # noqa: B008
     """Turn a file or folder of fields in any known format into a file of our own.
 
     Args:
@@ -279,7 +280,7 @@ def import_(source: Path, output: Path, read: Reading = Reading()) -> None:  # n
     """
     from transform_once.data.formats import convert
 
-    print(convert(source, output, **read.options()))
+    print(convert(source, output, **read.given()))
 
 
 def export(model: Path, output: Path) -> None:

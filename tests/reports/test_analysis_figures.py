@@ -179,7 +179,8 @@ def test_the_verb_prints_one_json_object(monkeypatch, tmp_path, capsys):
 def test_the_verb_prints_tables_and_reads_named_arrays(monkeypatch, tmp_path, capsys):
     w = fields_on((12, 10), samples=4).target.numpy()
     np.savez(tmp_path / "x.npz", u=w[:, 0], v=2 * w[:, 0])
-    run(monkeypatch, tmp_path / "x.npz", "--trajectory_key=u,v", "--axes=txy", "--tolerance=0.1", "--samples=1")
+    words = ("--read.trajectory_key=u,v", "--read.axes=txy", "--tolerance=0.1", "--samples=1")
+    run(monkeypatch, tmp_path / "x.npz", *words)
     printed = capsys.readouterr().out
     assert 'Use transform="dct"' in printed
     assert "trajectory" in printed

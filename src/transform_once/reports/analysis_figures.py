@@ -10,9 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from transform_once.data.options import ReadOptions
 from transform_once.evaluation.analysis import BASES, Analysis, analyze
 from transform_once.evaluation.rates import CANDIDATES, LOW_PASS, in_words
 from transform_once.files import atomic_path
+from transform_once.reports import curves
 from transform_once.reports.figures import save_figure
 from transform_once.spectral.modes import ModeSet, kept_mask
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
     from matplotlib.image import AxesImage
 
-COLOURS = dict(zip(BASES, ("#1f77b4", "#d62728", "#7f7f7f"), strict=True))
+COLOURS = dict(zip(BASES, (curves.COLOURS[0], curves.COLOURS[1], curves.COLOURS[7]), strict=True))
 DECADES = 10  # of a map's colours, below its largest value
 MAPS = 4  # channels of an array that are drawn
 
@@ -34,10 +36,7 @@ def analyze_verb(
     json: bool = False,
     device: str = "cpu",
     rates: bool = True,
-    input_key: str | None = None,
-    target_key: str | None = None,
-    trajectory_key: str | None = None,
-    axes: str | None = None,
+    read: ReadOptions = ReadOptions(),  # noqa: B008
 ) -> None:
     """Look at fields before training: energy per mode, irreducible error, which transform and modes, at what cost.
 
@@ -49,16 +48,11 @@ def analyze_verb(
         json: Print one JSON object instead of tables.
         device: Where transforms and measurements run, such as cpu or cuda.
         rates: Measure the speed-up over an FNO on this machine, which takes about a second.
-        input_key: Name of the input array in the data; several, joined by commas, become channels.
-        target_key: Name of the target array.
-        trajectory_key: Name of the trajectory array.
-        axes: Axes of the stored arrays by letter: n samples, t time, c channels, x y z grid; such as nxyt.
+        read: How to read the data.
     """
-    from transform_once.data.formats import read
+    from transform_once.data import formats
 
-    keys = {"input_key": input_key, "target_key": target_key, "trajectory_key": trajectory_key}
-    options = {name: key.split(",") for name, key in keys.items() if key is not None}
-    fields = read(data, **options, **({"axes": axes} if axes else {}))
+    fields = formats.read(data, **read.given())
     analysis = analyze(fields, tolerance=tolerance, samples=samples, rates=rates, device=device)
     text = dumps(analysis.to_dict(), allow_nan=False, ensure_ascii=False)
     if output is not None:
@@ -81,7 +75,10 @@ def save_analysis(analysis: Analysis, output: str | Path) -> list[Path]:
     with atomic_path(report) as temporary:
         temporary.write_text(dumps(analysis.to_dict(), allow_nan=False, ensure_ascii=False), encoding="utf-8")
     figures = {"energy": energy_figure, "compaction": compaction_figure, "irreducible": irreducible_figure}
-    return [report, *(save_figure(draw(analysis), folder / f"{name}.png") for name, draw in figures.items())]
+    from matplotlib import rc_context
+
+    with rc_context({**curves.STYLE, "axes.grid": False}):  # most are maps
+        return [report, *(save_figure(draw(analysis), folder / f"{name}.png") for name, draw in figures.items())]
 
 
 def energy_figure(analysis: Analysis) -> "Figure":

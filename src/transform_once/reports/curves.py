@@ -24,6 +24,7 @@ STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",  # letters stay text, a quarter of the size of their outlines
     "path.simplify_threshold": 0.5,  # in points: long histories stay small
     "font.size": 9,
+    "axes.prop_cycle": f"cycler(color={list(COLOURS)})",
     "axes.spines.top": False,
     "axes.spines.right": False,
     "axes.edgecolor": "#777777",

@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 MIRROR = Symmetry(signs=(1, -1), offset=(0.0, 1.0), factors=(1.0, 1.0, -1.0), input_factors=(1.0, -1.0, 1.0))
 CHANNELS = ("pressure", "velocity_x", "velocity_y")
 SHARES = {"test": 0.2, "validation": 0.15}  # of the shapes; the rest is for training
-SAMPLES = (25, 50)  # fewer than all, for the error against the number of samples
+SAMPLES = (25, 50, 100, 200)  # fewer than all, for the error against the number of samples
 SEEDS = (0, 1, 2, 3, 4)
 RATES = (1e-3, 3e-3)  # learning rates that every model tries
 BATCH = 16

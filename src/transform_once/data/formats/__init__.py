@@ -9,7 +9,8 @@ import numpy as np
 
 from transform_once.data.fields import Fields
 from transform_once.data.formats import folders, hdf5, tables
-from transform_once.data.formats.catalogue import Catalogue, ReadOptions, assemble, frame_at, selected
+from transform_once.data.formats.catalogue import Catalogue, assemble, frame_at, selected
+from transform_once.data.options import ReadOptions
 
 READERS: dict[str, Callable[[Path, ReadOptions], Catalogue]] = {
     "npz": tables.npz,

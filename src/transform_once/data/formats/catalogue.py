@@ -1,11 +1,11 @@
-"""What a file or folder offers, the options that choose from it, and how the choice becomes `Fields`.
+"""What a file or folder offers, and how what the options choose from it becomes `Fields`.
 
 A reader of a format describes its arrays with one letter per axis: n samples, t time, c channels (may repeat), and x,
 y, z the first, second and third grid axis of the result. Everything else, keys, times, channels, strides, is common.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,61 +15,7 @@ import torch
 from transform_once.data.arrays import Arranged, Array, Index, LazyArray, Stacked, View, identity
 from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
-
-Keys = str | Sequence[str]
-
-
-@dataclass(frozen=True)
-class ReadOptions:
-    """How to read a source; what is not given is decided by the format.
-
-    format         the name of the format, where the content does not tell it
-    input_key, target_key, trajectory_key   the arrays to read; several are joined as channels
-    mask_key       an array whose nonzero points leave the loss
-    axes           the axes of stored arrays by letter, such as "nxyt"; "nxy,nxyt" for arrays of different ranks
-    channels, input_channels, target_channels   names or numbers of the channels to keep
-    times          first and last time to keep, by value
-    input_time, target_time   make pairs from these times, by value
-    frame_stride   keep every such frame
-    stride         keep every such grid point
-    resize         rows and columns to resize 2-D fields to, with antialiasing
-    camera         which camera of a ScalarFlow recording, by its place in the file; 2 is the central one of five
-    split          "train", "validation" or "test", where the published data set defines them
-    colour         read a video in red, green and blue instead of grey
-    missing        the value that marks missing points, such as nan
-    grid, periodic, units   facts of `Metadata` that the source does not tell
-    dtype          "float32" or "float64"
-    """
-
-    format: str | None = None
-    input_key: Keys | None = None
-    target_key: Keys | None = None
-    trajectory_key: Keys | None = None
-    mask_key: Keys | None = None
-    axes: str | None = None
-    channels: Sequence[str | int] | None = None
-    input_channels: Sequence[str | int] | None = None
-    target_channels: Sequence[str | int] | None = None
-    times: tuple[float, float] | None = None
-    input_time: float | None = None
-    target_time: float | None = None
-    frame_stride: int = 1
-    stride: int = 1
-    resize: tuple[int, int] | None = None
-    camera: int = 2
-    split: str | None = None
-    colour: bool = False
-    missing: float | None = None
-    grid: str | None = None
-    periodic: bool | Sequence[bool] | None = None
-    units: Mapping[str, str] | None = None
-    dtype: str = "float32"
-
-    def given(self) -> dict[str, Any]:
-        """The options that differ from their defaults, as plain values."""
-        chosen = {item.name: getattr(self, item.name) for item in fields(self)}
-        defaults = {item.name: item.default for item in fields(self)}
-        return {name: value for name, value in chosen.items() if value != defaults[name]}
+from transform_once.data.options import ReadOptions
 
 
 @dataclass
@@ -155,7 +101,7 @@ def _roles(catalogue: Catalogue, options: ReadOptions) -> dict[str, tuple[str, .
     return roles
 
 
-def _keys(keys: Keys | None) -> tuple[str, ...]:
+def _keys(keys: str | Sequence[str] | None) -> tuple[str, ...]:
     if keys is None:
         return ()
     return tuple(keys.split(",")) if isinstance(keys, str) else tuple(keys)

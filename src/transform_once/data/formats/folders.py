@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from transform_once.data.arrays import Array, Index, Items, stamp
-from transform_once.data.formats.catalogue import Catalogue, ReadOptions
+from transform_once.data.formats.catalogue import Catalogue
 from transform_once.data.formats.tables import NUMPY, needed, readable
+from transform_once.data.options import ReadOptions
 
 AIRFOIL_CHANNELS = ("freestream_x", "freestream_y", "mask", "pressure", "velocity_x", "velocity_y")
 SPLITS = {"train": slice(0, 64), "validation": slice(64, 84), "test": slice(84, 104)}

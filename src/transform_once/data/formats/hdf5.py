@@ -8,7 +8,8 @@ import h5py
 import numpy as np
 
 from transform_once.data.arrays import Array, HDF5Array, LazyArray, Stacked
-from transform_once.data.formats.catalogue import Catalogue, ReadOptions, grid_kind
+from transform_once.data.formats.catalogue import Catalogue, grid_kind
+from transform_once.data.options import ReadOptions
 from transform_once.data.writer import open_hdf5
 
 COMPRESSIBLE = ("density", "pressure", "Vx", "Vy", "Vz")

@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from transform_once.data.arrays import Array, HDF5Array, Index, LazyArray, stamp
-from transform_once.data.formats.catalogue import Catalogue, ReadOptions, grid_kind
+from transform_once.data.formats.catalogue import Catalogue, grid_kind
+from transform_once.data.options import ReadOptions
 from transform_once.data.writer import open_hdf5
 
 
