@@ -193,6 +193,25 @@ def test_demo_names_the_winner_it_measured(t1_command, tmp_path):
     assert "<html" in (tmp_path / "new" / "report.html").read_text()[:200]
 
 
+def test_verbs_read_a_source_by_the_same_options(t1_command, tmp_path):
+    a, b, c = np.random.default_rng(0).normal(size=(3, 4, 2, 16, 12))
+    np.savez(tmp_path / "x.npz", a=a, b=b, c=c)
+    words = ["--input-key", "a,c", "--target-key", "b", "--input-channels", 0, 3, "--target-channels", 1, "--stride", 2]
+    words += ["--grid", "node"]
+    code, shown, errors = t1_command("analyze", tmp_path / "x.npz", *words, "--json", "--rates", "false")
+    assert code == 0, errors
+    assert json.loads(shown)["shapes"] == {"input": [4, 2, 8, 6], "target": [4, 1, 8, 6]}
+    code, _, errors = t1_command("import", tmp_path / "x.npz", tmp_path / "x.h5", *words, "--periodic", "[true, false]")
+    assert code == 0, errors
+    fields = t1.read(tmp_path / "x.h5")
+    assert fields.metadata.periodic == (True, False)
+    expected = np.concatenate([a[:, :1, ::2, ::2], c[:, 1:, ::2, ::2]], 1)
+    np.testing.assert_allclose(fields.input.numpy(), expected, rtol=1e-6)
+    np.testing.assert_allclose(fields.target.numpy(), b[:, 1:, ::2, ::2], rtol=1e-6)
+    code, _, errors = t1_command("import", tmp_path / "x.npz", tmp_path / "y.h5", "--input-chanels", 1)
+    assert (code, "input_channels" in errors) == (2, True)
+
+
 def test_a_signal_saves_and_the_same_command_continues(folder, tmp_path):
     words = ["train", "--data", str(folder / "my.npz"), "--output", str(tmp_path / "run"), *map(str, SMALL)]
     words += ["--train.epochs", "400", "--train.batch_size", "1"]

@@ -123,15 +123,21 @@ def _named(verb: Callable[..., None]) -> tuple[dict[str, str], list[str], bool]:
     names: dict[str, str] = {}
     lists = []
     for group in parameters:
-        kinds = (hints[group], *get_args(hints[group]))
-        lists += [group] if any(get_origin(kind) is list for kind in kinds) else []
-        for kind in kinds:
+        lists += [group] if _is_list(hints[group]) else []
+        for kind in (hints[group], *get_args(hints[group])):
             for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
                 full = f"{group}.{field.name}"
+                lists += [full] if _is_list(get_type_hints(kind)[field.name]) else []
                 names |= {field.name: "" if field.name in names else full}
                 names |= {group: full} if field.name == "path" else {}
     full_names = {n: full for n, full in names.items() if full and (n not in parameters or full == f"{n}.path")}
     return full_names, lists, next(iter(parameters)) in lists
+
+
+def _is_list(hint: Any) -> bool:
+    """Whether it is a list or nothing."""
+    kinds = {hint} if get_origin(hint) is list else set(get_args(hint)) - {type(None)}
+    return bool(kinds) and all(get_origin(kind) is list for kind in kinds)
 
 
 def _by_name(verb: Callable[..., None], words: list[str]) -> list[str]:

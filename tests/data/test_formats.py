@@ -511,7 +511,7 @@ def test_missing_and_unknown(tmp_path):
         read(tmp_path / "x.npz")
     with pytest.raises(ValueError, match="has no c, d: it has a, b"):
         read(tmp_path / "x.npz", input_key="c", target_key="d")
-    with pytest.raises(TypeError, match="unknown option inputkey: known are format, input_key"):
+    with pytest.raises(TypeError, match="unknown option inputkey: known are input_key, target_key"):
         read(tmp_path / "x.npz", inputkey="a")
     with pytest.raises(FileNotFoundError, match="there is no"):
         read(tmp_path / "absent.h5")
