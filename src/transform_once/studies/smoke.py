@@ -57,13 +57,13 @@ RATE = 1e-3
 Make = tuple[type[Operator], dict[str, Any]]
 MODELS: dict[str, Make] = {
     "FNO": (FNO, {"modes": 48, "width": 48, "depth": 4}),
-    "T1": (T1, {"modes": 512, "width": 8, "depth": 4, "init": "xavier"}),
+    "T1": (T1, {"modes": 512, "width": 8, "depth": 4, "init": "xavier", "head_activation": "sine"}),
     "T1+": (T1Plus, {"modes": 224, "width": 128, "init": "xavier"}),
     "T1+vp": (T1Plus, {"modes": 224, "width": 128, "init": "vp"}),
 }
 QUICK: dict[str, Make] = {
     "FNO": (FNO, {"modes": 6, "width": 8, "depth": 2}),
-    "T1": (T1, {"modes": 24, "width": 4, "depth": 2, "init": "xavier"}),
+    "T1": (T1, {"modes": 24, "width": 4, "depth": 2, "init": "xavier", "head_activation": "sine"}),
     "T1+": (T1Plus, {"modes": 24, "width": 8, "init": "xavier"}),
     "T1+vp": (T1Plus, {"modes": 24, "width": 8, "init": "vp"}),
 }
