@@ -187,7 +187,7 @@ def _modes(section: Section) -> "Figure | None":
         figure = Figure(figsize=(4.4 * len(section.data), 3.4), layout="constrained")
         for axes, data in zip(figure.subplots(1, len(section.data), squeeze=False)[0], section.data, strict=True):
             curves = {
-                "T1vp, relative L2": [(m, section.mean("relative_l2", label, data)) for label, m in kept.items()],
+                "T1vp": [(m, section.mean("relative_l2", label, data)) for label, m in kept.items()],
                 "R_o, the floor of T1": [(m, section.floor(data, "dct", str(m))) for m in splits],
                 "FNO outside the m lowest": [(m, section.mean(f"outside_{m}", "FNO", data)) for m in splits],
             }
@@ -195,7 +195,9 @@ def _modes(section: Section) -> "Figure | None":
                 known = sorted((m, y) for m, y in points if y)
                 if known:
                     axes.plot(*zip(*known, strict=True), style, label=name, markersize=4)
-            axes.set(yscale="log", xlabel="m, kept DCT modes of each axis", title=section.title(data))
+            axes.set(
+                yscale="log", xlabel="m, kept DCT modes of each axis", ylabel="relative L2", title=section.title(data)
+            )
             axes.legend()
     return figure
 
