@@ -1,11 +1,13 @@
 """The units that a plan gives a model, above all those of the changes that it adds to frames."""
 
+import math
+
 import pytest
 import torch
 
 import transform_once as t1
 from transform_once.models.operator import Dynamics
-from transform_once.training.plan import make_plan
+from transform_once.training.plan import _squared_change, make_plan
 from transform_once.training.settings import Training
 
 GRID = (8, 6)
@@ -48,6 +50,16 @@ def test_the_output_is_in_units_of_the_changes(order, space):
     before = model.output_scale.clone()
     again.prepare(model)
     torch.testing.assert_close(model.output_scale, before)  # a model that has units keeps them
+
+
+@pytest.mark.filterwarnings("ignore:these fields lie on")
+@pytest.mark.parametrize("transform", ["dct", "fourier", "dft"])
+def test_changes_are_those_of_the_kept_modes(transform):
+    data, changes = films(1)
+    made = t1.spectra(data, transform, 3, cache=False)
+    T = t1.get_transform(transform)
+    expected = T.energy(T.forward(changes[2], 2, 3), 2, GRID).flatten(1).sum(1) / math.prod(GRID)
+    torch.testing.assert_close(_squared_change(made, 2, 4, 1), expected, rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("transform", ["dct", "fourier"])

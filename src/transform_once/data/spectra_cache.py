@@ -154,7 +154,7 @@ class Cache:
             yield
         except OSError as error:
             remedy = "choose another folder with cache=, or keep the spectra in memory with cache=False"
-            raise OSError(f"cannot write the cache {self.path}: {remedy} ({error})") from error
+            raise OSError(error.errno, f"cannot write the cache {self.path}: {remedy} ({error})") from error
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ def rollout(model: Operator, first_frames: Tensor, steps: int, *, frames: Sequen
     dynamics = dynamics_of(model)
     wanted = range(1, steps + 1) if frames is None else frames
     _check(model, dynamics, first_frames, steps, wanted)
-    first_frames, chosen = first_frames[:, -dynamics.frames :], [step - 1 for step in wanted]
+    first_frames = first_frames[:, -dynamics.frames :].to(next(model.parameters()).dtype)
+    chosen = [step - 1 for step in wanted]
     if steps_in_kspace(model):
         return _through_kspace(model, first_frames, steps, chosen)
     return field_rollout(model, first_frames, steps)[:, chosen]
@@ -42,7 +43,7 @@ def _through_kspace(model: SpectralOperator, first_frames: Tensor, steps: int, c
     resampled = math.sqrt(math.prod(grid) / math.prod(model.resolution))
     shift, scale = _state_units(model, first_frames)
     Z = T.forward(((first_frames - shift) / scale).flatten(0, 1), model.ndim, model.modes) / resampled
-    Z = kspace_rollout(model, Z.unflatten(0, first_frames.shape[:2]), steps)[:, chosen]
+    Z = kspace_rollout(model, Z.unflatten(0, first_frames.shape[:2]), steps)[:, chosen].to(Z.dtype)
     z = T.inverse(Z.flatten(0, 1) * resampled, model.ndim, grid, model.modes)
     return z.unflatten(0, Z.shape[:2]) * scale + shift
 

@@ -18,8 +18,8 @@ SHARE = 0.4  # of the free memory of a device that data may take
 class Source:
     """Samples of spectra or fields: pairs, or windows of `window` frames of trajectories.
 
-    Windows begin at every frame that leaves room; those whose judged frames are all zero have no relative error and are
-    left out.
+    Windows begin at every frame that leaves room. Where targets, or judged frames, are zero at all points that count,
+    there is no relative error: such samples are left out.
     """
 
     def __init__(
@@ -32,15 +32,18 @@ class Source:
             self.tensors = {} if self.streams else _tensors(data, device)
         else:
             self.tensors = data.tensors if self.streams else data.load(device).tensors
-        self.windows = self._windows(judged) if data.kind == "trajectories" else None
+        energy = _energy(data)
+        self.windows = self._windows(energy, judged) if data.kind == "trajectories" else None
+        self.chosen = None if self.windows is not None or energy.all() else energy.nonzero()[:, 0]
         if len(self) == 0:
             raise ValueError(f"no sample is left to learn from: {len(data)} were given, window {window}, all zero?")
 
     def __len__(self) -> int:
-        return len(self.data) if self.windows is None else len(self.windows)
+        return len(next((some for some in (self.windows, self.chosen) if some is not None), self.data))
 
     def batch(self, index: Tensor) -> Batch:
         """The samples of these numbers, on the device."""
+        index = index if self.chosen is None else self.chosen[index.cpu()]
         if not self.streams:
             return self._take(self.tensors, index.to(self.device))
         index = index.cpu()
@@ -84,8 +87,7 @@ class Source:
         assert isinstance(fields, Fields)
         return fields[sample].select(frames=slice(start, start + self.window))
 
-    def _windows(self, judged: int) -> Tensor:
-        energy = _frame_energy(self.data)
+    def _windows(self, energy: Tensor, judged: int) -> Tensor:
         samples, frames = energy.shape
         if frames < self.window:
             raise ValueError(
@@ -98,13 +100,17 @@ class Source:
         return pairs[judged_energy > 0]
 
 
-def _frame_energy(data: Spectra | Fields) -> Tensor:
-    """The energy of every frame, (n, t)."""
+def _energy(data: Spectra | Fields) -> Tensor:
+    """The energy of every target, (n,), or frame, (n, t), without masked points."""
     if isinstance(data, Spectra):
         return data.tensors["energy"].sum(-1).cpu()
-    energy = torch.zeros(len(data), data.frames, dtype=torch.float64)
+    lengths = (len(data), data.frames) if data.kind == "trajectories" else (len(data),)
+    energy = torch.zeros(lengths, dtype=torch.float64)
     for samples, frames, part in data.blocks():
-        energy[samples, frames] = part.trajectory.double().flatten(2).square().sum(2)
+        loaded = part.load()
+        judged = loaded.trajectory if data.kind == "trajectories" else loaded.target
+        seen = judged.double() if loaded.mask is None else judged.double().masked_fill(loaded.mask, 0)
+        energy[(samples, frames)[: len(lengths)]] = seen.flatten(len(lengths)).square().sum(-1)
     return energy
 
 

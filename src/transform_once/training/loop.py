@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+import operator
 import signal
 import threading
 import time
@@ -10,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
-from transform_once.models.operator import Operator, load
+from transform_once.models.operator import Operator
 from transform_once.processes import World
 from transform_once.training import run as folders
 from transform_once.training.batches import Source
@@ -75,7 +77,7 @@ class Trainer:
         with _signals() as stop:
             while not self._over() and not stop:
                 self._epoch(stop)
-                if self.place.any(bool(stop)):
+                if self.place.any(bool(stop)) and not self._over():  # what the seconds ended is closed as usual
                     break
                 self._close_epoch(bar, logs)
             finished = self._over()
@@ -85,6 +87,8 @@ class Trainer:
         self.description["status"] = "finished" if finished else "stopped"
         if self.folder is not None and self.place.leads:
             folders.write_description(self.folder, self.description)
+            if finished:  # not before: a run that is killed until here continues
+                (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
         where = f": {self.folder}" if self.folder else ""
         bar.say(f"{self.description['status']} after {state.epoch} epochs and {state.seconds:.1f} s of training{where}")
 
@@ -167,7 +171,8 @@ class Trainer:
     def _close_epoch(self, bar: Progress, logs: Sequence[Any]) -> None:
         """Validate, remember the best weights, and write."""
         state, now = self.state, self.rate_now
-        means = [sum(losses) / len(losses) for losses in state.losses]
+        sizes = [min(self.batch_size, len(self.source) - n * self.batch_size) for n in range(state.batch)]
+        means = [sum(map(operator.mul, losses, sizes)) / sum(sizes) for losses in state.losses]
         state.epoch, state.batch, state.losses = state.epoch + 1, 0, [[] for _ in self.members]
         errors = self._validate() if self._due() else [None] * len(self.members)
         for number, (loss, error) in enumerate(zip(means, errors, strict=True)):
@@ -217,7 +222,7 @@ class Trainer:
                     total += member.errors(batch).sum()
                 error = float(self.place.total(total) if ranks > 1 else total) / len(self.validation)
                 best = self.state.best[number]["validation"]
-                if best is None or error < best:
+                if best is None or error < best or not math.isfinite(best):
                     improved = True
                     self.state.best[number] = {"epoch": self.state.epoch, "validation": error}
                     self._keep(number, "model")
@@ -253,9 +258,7 @@ class Trainer:
         if not self.place.leads:
             return
         folders.write_history(self.folder, state.history)
-        if final:
-            (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
-        else:
+        if not final:
             folders.write_checkpoint(self.folder, tensors, state)
             folders.write_description(self.folder, self.description)
         self.saved = time.monotonic()
@@ -291,7 +294,7 @@ class Trainer:
         for number, model in enumerate(self.models):
             weights = {name: whole(tensor) for name, tensor in self.kept[number].items()}
             if self.folder is not None:
-                weights = load(folders.weights_path(self.folder, "model", number, len(self.models))).state_dict()
+                weights = load_file(folders.weights_path(self.folder, "model", number, len(self.models)))
             if cut_up:
                 model = self.models[number] = remade(model)
             model.load_state_dict(weights)

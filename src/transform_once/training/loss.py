@@ -10,6 +10,7 @@ For rollouts numerator and denominator are summed over all steps of the rollout.
 import contextlib
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -19,7 +20,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.spectra import Spectra
 from transform_once.data.symmetries import Symmetry, draw
-from transform_once.evaluation.rollout import field_rollout, kspace_rollout
+from transform_once.evaluation.rollout import kspace_rollout, rollout
 from transform_once.models.operator import Operator, SpectralOperator
 
 Batch = dict[str, Tensor]
@@ -49,6 +50,12 @@ class Objective(nn.Module):
     def _moves(self) -> bool:
         return self.training and bool(self.symmetries)
 
+    def _in_its_precision(self, batch: Batch) -> Batch:
+        """Fields or modes in the precision of the weights; energies stay as they are."""
+        real = next(self.model.parameters()).dtype
+        names = [name for name in ("input", "target", "trajectory") if name in batch]
+        return batch | {n: batch[n].to(real.to_complex() if batch[n].is_complex() else real) for n in names}
+
 
 class KSpaceObjective(Objective):
     """On spectra made once: nothing is transformed. Symmetries act on the modes of the fourier basis."""
@@ -75,6 +82,7 @@ class KSpaceObjective(Objective):
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         """The relative L2 of each sample, from kept modes, tails and energies."""
+        batch = self._in_its_precision(batch)
         if "trajectory" in batch:
             return self._rolled(batch, generator)
         X, Y = batch["input"], batch["target"]
@@ -83,8 +91,8 @@ class KSpaceObjective(Objective):
             X = motion.fourier(X, inputs=True, constants=self._constants(X, 0))
             Y = motion.fourier(Y, constants=self._constants(Y, 1))
         with self._autocast(X.device):
-            prediction = self.model.kspace(self._scaled(X, 1)).to(Y.dtype)
-        prediction = self._scaled(prediction, -1)
+            prediction = self.model.kspace(self._resized(X, self.model.resolution, 1)).to(Y.dtype)
+        prediction = self._resized(prediction, self.model.out_resolution, -1)
         return self._relative(prediction[:, None], Y[:, None], batch["tail"][:, None], batch["energy"][:, None])
 
     def _rolled(self, batch: Batch, generator: torch.Generator | None) -> Tensor:
@@ -93,8 +101,9 @@ class KSpaceObjective(Objective):
             motion = draw(self.symmetries, len(Z), Z.device, generator)
             Z = motion.fourier(Z, constants=self._constants(Z, 0))
         with self._autocast(Z.device):
-            prediction = kspace_rollout(self.model, self._scaled(Z[:, :first], 1), self.steps).to(Z.dtype)
-        prediction = self._scaled(prediction, -1)
+            known = self._resized(Z[:, :first], self.model.resolution, 1)
+            prediction = kspace_rollout(self.model, known, self.steps).to(Z.dtype)
+        prediction = self._resized(prediction, self.model.resolution, -1)
         return self._relative(prediction, Z[:, first:], batch["tail"][:, first:], batch["energy"][:, first:])
 
     def _relative(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
@@ -110,12 +119,11 @@ class KSpaceObjective(Objective):
         squared = (weight.to(error.dtype) * error).sum((1, 2))
         return squared.clamp_min(torch.finfo(squared.dtype).tiny).sqrt()
 
-    def _scaled(self, Z: Tensor, power: int) -> Tensor:
-        """From the grid of the data to the grid that the model was made for (power 1), or back (−1)."""
-        if self.spectra.resolution == self.model.resolution:
+    def _resized(self, Z: Tensor, grid: Sequence[int], power: int) -> Tensor:
+        """From the grid of the data to one that the model was made for (power 1), or back (−1)."""
+        if tuple(grid) == self.spectra.resolution:
             return Z
-        ratio = math.sqrt(math.prod(self.model.resolution) / math.prod(self.spectra.resolution))
-        return Z * ratio**power
+        return Z * math.sqrt(math.prod(grid) / math.prod(self.spectra.resolution)) ** power
 
     def _constants(self, Z: Tensor, which: int) -> Tensor | None:
         """What the shift of the normalisation took off the constant mode, which a change of sign must see."""
@@ -143,18 +151,19 @@ class FieldObjective(Objective):
     ) -> None:
         super().__init__(model, symmetries, precision, steps)
         self.metadata: Metadata = fields.metadata
-        if symmetries and (fields[:1].mask is not None) and any(any(g.direction) for g in symmetries):
+        if symmetries and fields[:1].mask is not None and not _by_whole_steps(symmetries, fields):
             raise ValueError("fields with a mask cannot be shifted by fractions of a grid step: set symmetries=False")
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
         """The relative L2 of each sample."""
+        batch = self._in_its_precision(batch)
         batch = self._moved(batch, generator) if self._moves else batch
         device = next(iter(batch.values())).device
         if "trajectory" in batch:
             frames = batch["trajectory"]
             first = frames.shape[1] - self.steps
             with self._autocast(device):
-                prediction = field_rollout(self.model, frames[:, :first], self.steps)
+                prediction = rollout(self.model, frames[:, :first], self.steps)
             mask = batch.get("mask")
             mask = mask[:, first:] if mask is not None and mask.shape[1] > 1 else mask
             return relative_l2(prediction, frames[:, first:], mask)
@@ -176,6 +185,13 @@ class FieldObjective(Objective):
             wide = batch["mask"].expand_as(judged).to(judged.dtype)
             moved["mask"] = motion.fields(wide, grid=grid, periodic=periodic).abs() > 0.5
         return moved
+
+
+def _by_whole_steps(symmetries: tuple[Symmetry, ...], fields: Fields) -> bool:
+    """Whether the symmetries take grid points to grid points."""
+    table = draw(symmetries, 1, generator=torch.Generator()).table
+    halves = [0.0 if fields.metadata.grid == "node" and around else 0.5 for around in fields.metadata.periodic]
+    return all(table.aligned(axis, n, halves[axis]) for axis, n in enumerate(fields.resolution))
 
 
 def relative_l2(prediction: Tensor, target: Tensor, mask: Tensor | None = None) -> Tensor:

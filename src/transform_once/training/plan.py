@@ -16,6 +16,7 @@ from transform_once.data.symmetries import Symmetry
 from transform_once.models.operator import Dynamics, Operator, SpectralOperator
 from transform_once.models.t1 import T1
 from transform_once.spectral.modes import ModeSet
+from transform_once.spectral.transforms import get_transform
 from transform_once.training.batches import Source
 from transform_once.training.loss import FieldObjective, KSpaceObjective, Objective
 from transform_once.training.settings import Training
@@ -85,14 +86,21 @@ def make_plan(
             raise ValueError(f"these data are spectra, but {reason}: train on fields")
         if reason:  # spectra of another basis than fourier were given: their symmetries cannot be used
             symmetries, reason = (), None
-        _check_spectra(model, data)
+        _check_spectra(model, data, _kept_units(model, dynamics) or data.normalization)
         made: Spectra | Fields = data
         pair = data.normalization
     else:
         pair = _kept_units(model, dynamics) or _fitted(model, data, settings.normalization)
         made = data if reason else _spectra(model, data, pair, progress)
-    if isinstance(made, Spectra) and isinstance(validation, Fields):
-        validation = _spectra(model, validation, pair, progress)
+    if isinstance(made, Spectra) and validation is not None:
+        if validation.resolution != made.resolution:
+            raise ValueError(
+                f"the validation data lie on a grid of {validation.resolution} points, those to train on of "
+                f"{made.resolution}: give both on one grid"
+            )
+        if isinstance(validation, Fields):
+            validation = _spectra(model, validation, pair, progress)
+        _check_spectra(model, validation, pair)
     if isinstance(made, Fields) and isinstance(validation, Spectra):
         raise ValueError("the training data are fields and the validation data spectra: give fields for both")
     space = "k-space" if isinstance(made, Spectra) else "fields"
@@ -113,6 +121,10 @@ def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symme
         return f"the symmetries of the data set act on fields, not on kept modes of the {model.transform.name} basis"
     if symmetries and any(kept % 2 == 0 for kept in model.block):
         return "the symmetries of the data set act on fields where a cosine is kept without its sine"
+    if symmetries and (data.metadata.grid != "node" or not all(data.metadata.periodic)):
+        return "the symmetries of the data set act on fields that are not periodic on nodes"
+    if any(abs(factor) != 1 for one in symmetries for factor in (*one.factors, *one.input_factors)):
+        return "the symmetries of the data set change the size of fields"
     return None
 
 
@@ -128,6 +140,8 @@ def _check(model: Operator, data: Fields | Spectra, dynamics: Dynamics | None) -
         wanted = (shapes["input"][1], shapes["target"][1])
     else:
         raise ValueError("training needs pairs or trajectories; these fields hold inputs only: give targets too")
+    if dynamics is not None and isinstance(model, SpectralOperator) and model.out_resolution != model.resolution:
+        raise ValueError("a model that steps in time gives frames like those that it takes: leave out_resolution out")
     if (model.in_channels, model.out_channels) != wanted:
         raise ValueError(
             f"the data have {wanted[0]} channels in (with history) and {wanted[1]} out, the model "
@@ -135,7 +149,7 @@ def _check(model: Operator, data: Fields | Spectra, dynamics: Dynamics | None) -
         )
 
 
-def _check_spectra(model: Operator, data: Spectra) -> None:
+def _check_spectra(model: Operator, data: Spectra, units: Pair) -> None:
     assert isinstance(model, SpectralOperator)  # told to the type checker
     block = model.transform.block(data.modes, data.resolution)
     same_set = not isinstance(model.modes, ModeSet) or (
@@ -146,6 +160,9 @@ def _check_spectra(model: Operator, data: Spectra) -> None:
             f"the spectra keep {block} modes of the {data.transform} basis, the model {model.block} of the "
             f"{model.transform.name} basis"
         )
+    for ours, theirs in zip(units, data.normalization, strict=True):
+        if not (torch.allclose(ours.shift, theirs.shift) and torch.allclose(ours.scale, theirs.scale)):
+            raise ValueError("the spectra are in other units than the model or the training data: give fields instead")
 
 
 def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spectra:
@@ -208,7 +225,9 @@ def _squared_change(data: Spectra | Fields, sample: int, first: int, order: int)
     if isinstance(data, Spectra):
         Z = data.tensors["trajectory"][sample, first : first + order + 1]
         before = Z[-2] if order == 1 else 2 * Z[-2] - Z[-3]
-        return data.squared_error(before, Z[-1], torch.zeros(())).double() / math.prod(data.resolution)
+        T, size = get_transform(data.transform), data.resolution
+        energy = T.energy(Z[-1] - before, len(size), size)
+        return energy.flatten(1).sum(1).double() / math.prod(size)
     window = data[sample : sample + 1].select(frames=slice(first, first + order + 1)).load()
     change = window.trajectory[0].double().diff(n=order, dim=0)[-1].flatten(1)
     if window.mask is None:

@@ -68,7 +68,9 @@ class State:
     history: list[Row] = field(default_factory=list)
 
 
-def describe(models: Sequence[Operator], plan_facts: dict[str, Any], data: Spectra | Fields) -> dict[str, Any]:
+def describe(
+    models: Sequence[Operator], plan_facts: dict[str, Any], data: Spectra | Fields, validation: Spectra | Fields | None
+) -> dict[str, Any]:
     """The facts of run.json that are known before the first step."""
     model, metadata = models[0], data.metadata
     numbers = [p.numel() * (1 + p.is_complex()) for p in model.parameters()]
@@ -78,6 +80,8 @@ def describe(models: Sequence[Operator], plan_facts: dict[str, Any], data: Spect
         "source": metadata.source,
         "fingerprint": fingerprint(data),
         "train": len(data),
+        "validation": 0 if validation is None else len(validation),
+        "validation_fingerprint": None if validation is None else fingerprint(validation),
         "kind": data.kind,
         "resolution": list(data.resolution),
         "grid": metadata.grid,
@@ -123,12 +127,15 @@ def hardware(device: torch.device) -> str:
 
 
 def fingerprint(data: Spectra | Fields) -> str:
-    """What tells data apart: of spectra the energies and tails of all samples stand for them."""
+    """What tells data apart: of spectra the energies, tails and mean modes of all samples stand for them."""
     if isinstance(data, Fields):
         return data.fingerprint()
     digest = hashlib.sha256(f"{data.transform} {data.resolution}".encode())
     for name in ("energy", "tail"):
         digest.update(data.tensors[name].cpu().numpy().tobytes())
+    for name in sorted(data.tensors.keys() - {"energy", "tail"}):
+        means = [modes.to(torch.complex128).mean() for modes in data.tensors[name]]
+        digest.update(torch.stack(means).cpu().numpy().tobytes())
     return digest.hexdigest()
 
 
@@ -137,7 +144,8 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = [f"training.{name}" for name in new["training"] if name not in FREE]
     found = [name for name in found if old["training"].get(name[9:]) != new["training"][name[9:]]]
     found += ["model"] if any(old["model"][key] != new["model"][key] for key in ("class", "config")) else []
-    found += ["data"] if old["data"]["fingerprint"] != new["data"]["fingerprint"] else []
+    kinds = {"fingerprint": "data", "validation_fingerprint": "validation data"}
+    found += [what for name, what in kinds.items() if old["data"].get(name) != new["data"][name]]
     return found
 
 

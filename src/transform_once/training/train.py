@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from transform_once.data.fields import Fields
 from transform_once.data.spectra import Spectra
 from transform_once.files import remove_partial
-from transform_once.models.operator import Operator
+from transform_once.models.operator import Operator, load_weights
 from transform_once.processes import World, world
 from transform_once.training import run as folders
 from transform_once.training.loop import Trainer
@@ -52,6 +53,8 @@ def train(
     checkpoint.
     """
     chosen = settings_from(settings)
+    if chosen.patience is not None and validation is None:
+        raise ValueError("patience counts validations without a better error: give validation data, or no patience")
     folder = None if output is None else Path(output)
     with world(chosen.device) as place:
         if not place.leads:  # one process makes the cache of spectra, then the others read it
@@ -75,10 +78,9 @@ def train(
             "environment": folders.environment(place.device),
             "status": "running",
         }
-        description = folders.describe(models, facts, data)
-        description["data"]["validation"] = 0 if validation is None else len(validation)
+        description = folders.describe(models, facts, data, validation)
         if folder is not None:
-            done = _opened(folder, description, again, place)
+            done = _opened(folder, models, description, again, place)
             if done is not None:
                 return done
         trainer = Trainer(models, plan, source, description, folder, place)
@@ -91,16 +93,20 @@ def _members(model: Operator, settings: Training) -> list[Operator]:
     """The given model, and further ones of its kind with weights of their own."""
     if any(isinstance(value, nn.Module) for value in model.config.values()) and settings.ensemble > 1:
         raise ValueError("a model with a module given by hand cannot be made again: train its ensemble one by one")
+    if model.input_scale is not None and settings.ensemble > 1:
+        raise ValueError(
+            "the model has been trained, other members of an ensemble would begin anew: train them one by one"
+        )
     models = [model]
     for number in range(1, settings.ensemble):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(settings.seed + number)
-            models.append(type(model)(**model.config))
+            models.append(type(model)(**model.config).to(next(model.parameters()).dtype))
     return models
 
 
-def _opened(folder: Path, description: dict[str, Any], again: bool, place: World) -> Run | None:
-    """Make the folder ready; the run that is finished there, if it is the same."""
+def _opened(folder: Path, models: list[Operator], description: dict[str, Any], again: bool, place: World) -> Run | None:
+    """Make the folder ready; the run that is finished there, if it is the same, with its weights in the models."""
     if (folder / "run.json").exists() and not again:
         old = folders.read_run(folder)
         other = folders.differences(old, description)
@@ -109,7 +115,10 @@ def _opened(folder: Path, description: dict[str, Any], again: bool, place: World
                 f"{folder} holds another run, it differs in {', '.join(other)}: choose another output, or again=True"
             )
         if old["status"] == "finished":
-            return Run(folders.load_models(folder), folders.read_history(folder), old, folder)
+            for number, model in enumerate(models):
+                path = folders.weights_path(folder, "model", number, len(models))
+                load_weights(model, load_file(path), path)
+            return Run(models, folders.read_history(folder), old, folder)
     place.wait()
     if place.leads:
         if again and folder.exists():
