@@ -176,7 +176,7 @@ def _spelled(arguments: list[str], full_names: dict[str, str], lists: list[str],
         elif all(map(_is_number, (numbers := _values(list(rest))))) and len(numbers) > 1:
             spelled += [f"--{name}", json.dumps([_number(text) for text in _values(rest)])]
         else:
-            spelled += [f"--{name}", values[0]]
+            spelled += [f"--{name}", {"nan": ".nan"}.get(values[0].lower(), values[0])]  # as YAML writes it
             del rest[: 0 if name in lists else 1]
     return spelled
 

@@ -149,6 +149,19 @@ def test_indexing_and_splitting_are_lazy_and_exact():
         fields[6]
 
 
+def test_samples_are_chosen_by_booleans_and_numbers_of_numpy():
+    x, _, fields = pairs()
+    wanted = [False, True, False, False, True, True]
+    for chosen in (wanted, np.array(wanted), list(np.array(wanted)), torch.tensor(wanted)):
+        assert torch.equal(fields[chosen].input, x[[1, 4, 5]])
+    for number in (np.int64(2), np.array([2]), torch.tensor(2), [np.int64(2)]):
+        assert torch.equal(fields[number].input, x[2:3])
+    assert len(fields[[]]) == 0
+    for wrong in ([True, False], np.array([True]), torch.tensor([True] * 7), True):
+        with pytest.raises(IndexError, match=r"there are 6 samples, got \d booleans: give one per sample"):
+            fields[wrong]
+
+
 def test_frames_channels_strides_and_pairs():
     w, fields = films(dt=0.1, channels=("u", "v"))
     chosen = fields.select(frames=slice(1, None, 2), channels=["v"])
@@ -171,6 +184,33 @@ def test_strides_keep_nodes_and_middle_cells():
     torch.testing.assert_close(kept[0, 0], torch.arange(3.0) / 3)
     kept = Fields(input=cells[None, None], grid="cell").select(stride=3).input
     torch.testing.assert_close(kept[0, 0], (torch.arange(3.0) + 0.5) / 3)
+
+
+def test_a_stride_must_divide_a_periodic_axis():
+    x = torch.randn(2, 1, 6, 9)
+    assert Fields(input=x, grid="node", periodic=(False, True)).select(stride=9).resolution == (1, 1)
+    assert Fields(input=x, grid="node", periodic=(False, True)).select(stride=3).resolution == (2, 3)
+    assert Fields(input=x, grid="node").select(stride=2).resolution == (3, 5)
+    with pytest.raises(ValueError, match="a stride of 2 does not divide the 9 points of a periodic axis"):
+        Fields(input=x, grid="node", periodic=True).select(stride=2)
+
+
+def test_factors_of_symmetries_follow_the_channels():
+    x, y = torch.randn(2, 2, 8), torch.randn(2, 3, 8)
+    mirror = {"signs": [-1], "offset": [1.0]}
+    own = {**mirror, "factors": [1.0, 2.0, 3.0], "input_factors": [4.0, 5.0]}
+    fields = Fields(input=x, target=y, symmetries=[own, mirror])
+    first, second = fields.select(channels={"input": [1], "target": [2, 0]}).metadata.symmetries
+    assert (first["factors"], first["input_factors"]) == ([3.0, 1.0], [5.0])
+    assert (second["factors"], second["input_factors"]) == ([1.0], [1.0])
+    only = fields.select(channels={"target": [2, 1]}).metadata.symmetries[0]
+    assert (only["factors"], only["input_factors"]) == ([3.0, 2.0], [4.0, 5.0])
+    shared = Fields(input=y, target=y, symmetries=[{**mirror, "factors": [1.0, 2.0, 3.0]}])
+    kept = shared.select(channels={"target": [2]}).metadata.symmetries[0]
+    assert (kept["factors"], kept["input_factors"]) == ([3.0], [1.0, 2.0, 3.0])
+    film = Fields(trajectory=y[:, None], symmetries=[{**mirror, "factors": [1.0, 2.0, 3.0]}])
+    moved = film.select(channels=[1, 0]).metadata.symmetries[0]
+    assert (moved["factors"], moved["input_factors"]) == ([2.0, 1.0], [2.0, 1.0])
 
 
 def test_batches_and_blocks_cover_everything_once():
@@ -218,6 +258,17 @@ def test_missing_values_are_declared_masked_and_filled(marker, tmp_path):
     everything = Fields(input=torch.full((1, 1, 3, 3), math.nan), missing=math.nan)
     assert everything.mask.all()
     assert (everything.input == 0).all()
+
+
+def test_a_view_given_from_outside_is_checked():
+    values = np.ones((2, 3, 1, 4), dtype=np.float32)
+    values[1, 2, 0, 0] = -9999
+    last = View(values).select(1, 2)
+    assert Fields(input=last, missing=-9999).mask.sum() == 1
+    assert Fields(input=last, missing=-9999).input.min() == 1
+    values[1, 2, 0, 0] = math.nan
+    with pytest.raises(ValueError, match="sample 1 of input holds 1 values that are NaN"):
+        Fields(input=last).load()
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
@@ -344,6 +395,18 @@ def test_a_file_can_be_sent_to_another_process_and_follows_changes(tmp_path):
     assert torch.equal(again.input, x + 1)
     assert again.fingerprint() != before
     assert pairs()[2].fingerprint() == fields.fingerprint()
+
+
+def test_parts_of_a_memory_map_have_fingerprints_of_their_own(tmp_path):
+    np.save(tmp_path / "x.npy", np.random.default_rng(0).random((6, 1, 4, 4), dtype=np.float32))
+    whole = np.load(tmp_path / "x.npy", mmap_mode="r")
+    parts = [whole, whole[:3], whole[3:], whole[::2], whole[:3].swapaxes(2, 3), whole[:3].view(np.int32), whole[[0, 4]]]
+    assert len({Fields(input=part).fingerprint() for part in parts}) == len(parts)
+    again = np.load(tmp_path / "x.npy", mmap_mode="r")
+    assert Fields(input=again[3:]).fingerprint() == Fields(input=whole[3:]).fingerprint()
+    assert Fields(input=again[1:][2:]).fingerprint() == Fields(input=whole[3:]).fingerprint()
+    later = np.memmap(tmp_path / "x.npy", np.float32, "r", whole.offset + whole[:3].nbytes, (3, 1, 4, 4))
+    assert Fields(input=later).fingerprint() == Fields(input=whole[3:]).fingerprint()
 
 
 def test_one_frame_of_a_long_file_reads_one_frame(tmp_path):
@@ -574,6 +637,16 @@ def test_normalisation_streams_and_leaves_out_masked_points(monkeypatch):
         direct = Normalization.fit(Fields(input=y[:, :, 2:]), "input", kind)
         torch.testing.assert_close(fitted.shift, direct.shift)
         torch.testing.assert_close(fitted.scale, direct.scale)
+
+
+def test_normalisation_leaves_out_missing_points_of_any_array():
+    x, y, _ = pairs()
+    spoiled = x.clone()
+    spoiled[:, :, :3] = math.nan
+    fitted = Normalization.fit(Fields(input=spoiled, target=y, missing=math.nan), "input")
+    direct = Normalization.fit(Fields(input=x[:, :, 3:]), "input")
+    torch.testing.assert_close(fitted.shift, direct.shift)
+    torch.testing.assert_close(fitted.scale, direct.scale)
 
 
 def test_a_constant_channel_keeps_its_scale():

@@ -327,6 +327,31 @@ def test_xarray(name, tmp_path):
     assert torch.equal(saved.mask, fields.mask)
 
 
+@pytest.mark.parametrize("name", ["x.nc", "x.zarr"])
+def test_a_rewritten_xarray_is_read_anew(name, tmp_path):
+    xarray = pytest.importorskip("xarray", reason="reads NetCDF and Zarr")
+    pytest.importorskip("netCDF4" if name == "x.nc" else "zarr", reason="xarray reads through it")
+    path, dims = tmp_path / name, ("sample", "time", "px", "py")
+    first = xarray.Dataset({"u": (dims, normal(2, 3, 4, 4))}, {"time": np.arange(3.0)})
+    if name == "x.nc":
+        first.to_netcdf(path)
+    else:
+        first.to_zarr(path, consolidated=False)
+    fields = read(path)
+    before, mark = fields.trajectory, fields.fingerprint()
+    assert read(path).fingerprint() == mark
+    second = first.assign_coords(time=2 * np.arange(3.0)) * 0 + 7
+    if name == "x.nc":
+        path.unlink()
+        second.to_netcdf(path)
+    else:
+        second.to_zarr(path, mode="r+", consolidated=False)
+    assert not torch.equal(before, fields.trajectory)
+    assert (read(path).trajectory == 7).all()
+    assert read(path).metadata.times == (0.0, 2.0, 4.0)
+    assert read(path).fingerprint() != mark
+
+
 # Folders
 
 
@@ -543,6 +568,39 @@ def test_wrong_axis_order(tmp_path):
         read(tmp_path / "line.npz", resize=(4, 4))
 
 
+def test_frames_of_arrays_in_memory_are_checked(tmp_path):
+    u = normal(3, 5, 1, 6, 6)
+    u[0, 4, 0, 0, 0] = -9999
+    np.savez(tmp_path / "x.npz", trajectory=u)
+    fields = read(tmp_path / "x.npz", axes="ntcxy", input_time=0, target_time=4, missing=-9999)
+    assert fields.mask.nonzero().tolist() == [[0, 0, 0, 0]]
+    assert fields.target.min() > -9999
+    u[1, 4, 0, 2, 2] = math.nan
+    np.savez(tmp_path / "y.npz", trajectory=u)
+    with pytest.raises(ValueError, match=r"sample 1 of target from .* holds 1 values that are NaN"):
+        read(tmp_path / "y.npz", axes="ntcxy", input_time=0, target_time=4).load()
+
+
+@pytest.mark.parametrize("marker", [-9999.0, math.nan])
+def test_resizing_spreads_missing_points_and_keeps_precision(marker, tmp_path):
+    u = 1 + RNG.random((2, 3, 1, 16, 16))
+    resize = torch.nn.functional.interpolate
+    expected = resize(torch.from_numpy(u[:, 0]), (12, 12), mode="bilinear", antialias=True)
+    gone = torch.zeros(1, 1, 16, 16)
+    gone[..., 5, 5] = 1
+    touched = resize(gone, (12, 12), mode="bilinear", antialias=True) > 0
+    u[:, 0, :, 5, 5] = marker
+    np.savez(tmp_path / "x.npz", trajectory=u)
+    fields = read(tmp_path / "x.npz", missing=marker, resize=(12, 12), dtype="float64")
+    assert torch.equal(fields.mask[:, 0], touched.expand(2, 1, 12, 12))
+    assert not fields.mask[:, 1:].any()
+    torch.testing.assert_close(
+        fields.trajectory[:, 0][~fields.mask[:, 0]], expected[~fields.mask[:, 0]], rtol=1e-12, atol=0
+    )
+    same = read(tmp_path / "x.npz", missing=marker, resize=(16, 16), dtype="float64")
+    assert same.mask.sum() == 2
+
+
 def test_nan_is_named_by_sample_and_file(tmp_path):
     x = normal(4, 1, 5)
     x[2, 0, 3] = math.nan
@@ -659,3 +717,35 @@ def test_real_video(real):
     early, late = fields.select(frames=[0, 100]).trajectory[0, :, 0]
     assert 0 <= early.min() <= late.max() <= 1
     assert late.sum() > early.sum() > 0  # the plume grows
+
+
+def test_times_make_pairs_of_any_trajectory(tmp_path):
+    film = normal(4, 6, 2, 8, 7)
+    np.savez(tmp_path / "x.npz", trajectory=film, u=film)
+    np.save(tmp_path / "x.npy", film)
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["trajectory"] = film
+    expected = film[:, 1], film[:, 4]
+    sources = {"x.npz": {}, "x.npy": {"trajectory_key": "array"}, "x.h5": {}}
+    for name, options in (*sources.items(), ("x.npz", {"trajectory_key": "u"})):
+        fields = read(tmp_path / name, input_time=1, target_time=4, **options)
+        for found, exact in zip((fields.input, fields.target), expected, strict=True):
+            np.testing.assert_allclose(found.numpy(), exact, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("shape", "options", "sentence"),
+    [
+        ((5, 32, 20, 6), {}, 'if its channels come last say axes="nxyc", otherwise axes="ncxy"'),
+        ((5, 32, 32), {}, 'would have 32 channels on a line of 32 points: .* say axes="nxy"'),
+        ((5, 2, 8, 7), {"axes": "nxycc"}, "axes 'nxycc' fits no array"),
+        ((5, 2, 8, 7), {"times": (0, 1)}, "these are pairs: leave times out"),
+        ((5, 2, 8, 7), {"stride": -1}, "stride must be at least 1; got -1"),
+        ((5, 2, 8, 7), {"frame_stride": 0}, "frame_stride must be at least 1; got 0"),
+    ],
+)
+def test_doubtful_layouts_are_asked_about(tmp_path, shape, options, sentence):
+    values = normal(*shape)
+    np.savez(tmp_path / "x.npz", input=values, target=values)
+    with pytest.raises(ValueError, match=sentence):
+        read(tmp_path / "x.npz", **options)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import h5py
 import numpy as np
@@ -50,11 +50,11 @@ class View:
         """The sizes of the axes that are left."""
         return tuple(len(picks) for picks in self.picks if not isinstance(picks, int))
 
-    def select(self, axis: int, choice: slice | int | Sequence[int]) -> "View":
+    def select(self, axis: int, choice: slice | int | Sequence[int]) -> Self:
         """The same view with one of its axes narrowed to a slice, a list of indices, or one index (the axis goes)."""
         place, old = [(i, picks) for i, picks in enumerate(self.picks) if not isinstance(picks, int)][axis]
         new = old[choice] if isinstance(choice, slice | int) else tuple(old[i] for i in choice)
-        return View(self.base, (*self.picks[:place], new, *self.picks[place + 1 :]))
+        return type(self)(self.base, (*self.picks[:place], new, *self.picks[place + 1 :]))
 
     def read(self) -> Array:
         """The selected numbers."""
@@ -250,16 +250,30 @@ class Arranged:
 
 def identity(array: LazyArray) -> str:
     """A text that changes when the numbers may have: content in memory; path, size and time of change on disk."""
-    if isinstance(array, np.memmap):
-        return f"{stamp(Path(str(array.filename)))} {array.shape}"
+    if isinstance(array, np.memmap) and array.filename is not None:  # a copy of a memory map has no file
+        layout = f"{array.dtype.str} {array.shape} {array.strides}"
+        return f"{stamp(Path(str(array.filename)))} {_file_offset(array)} {layout}"
     if isinstance(array, np.ndarray):
         return hashlib.sha256(np.ascontiguousarray(array).data).hexdigest()
     described: str = array.identity()  # type: ignore[attr-defined]  # every class of lazy arrays has it, NumPy's not
     return described
 
 
+def _file_offset(array: "np.memmap[Any, Any]") -> int:
+    """The byte of the file at which a memory map, or a part of one, begins."""
+    whole = array
+    while isinstance(whole.base, np.memmap):
+        whole = whole.base
+    return int(whole.offset + array.ctypes.data - whole.ctypes.data)
+
+
 def stamp(path: Path) -> str:
-    """A file's absolute path, size and time of change."""
+    """A file's absolute path, size and time of change; of a folder its path and a hash of those of its files."""
+    if path.is_dir():
+        folder = path.resolve()
+        found = ((str(file), file.stat()) for file in folder.rglob("*") if file.is_file())
+        files = sorted((name, status.st_size, status.st_mtime_ns) for name, status in found)
+        return f"{folder} {hashlib.sha256(repr(files).encode()).hexdigest()}"
     status = path.stat()
     return f"{path.resolve()} {status.st_size} {status.st_mtime_ns}"
 

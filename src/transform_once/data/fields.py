@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from transform_once.data.arrays import Arranged, Array, HDF5Array, LazyArray, View, check_finite, identity
-from transform_once.data.metadata import Metadata, declare
+from transform_once.data.metadata import Metadata, chosen_factors, declare
 from transform_once.data.writer import FORMAT, FieldsWriter, as_mask, as_numbers, open_hdf5
 
 Choice = Sequence[str | int]
@@ -157,25 +157,28 @@ class Fields:
 
     def load(self) -> "Fields":
         """The same fields in memory, missing points filled and joined to the mask."""
-        numbers = {name: self._numbers(name) for name in self._arrays}
-        mask = None if self._mask is None else self._mask.read() != 0
-        if self.metadata.missing is not None:
-            absent = np.isnan(numbers[self._judged])
-            mask = absent if mask is None else absent | mask
-            numbers = {name: _filled(values, self.ndim) for name, values in numbers.items()}
-        arrays: dict[str, Any] = {name: View(values) for name, values in numbers.items()}
-        return Fields(**arrays, mask=mask, names=self.names, metadata=replace(self.metadata, missing=None))
+        read = {name: self._counted(name) for name in self._arrays}
+        arrays: dict[str, Any] = {name: _Checked(values) for name, (values, _) in read.items()}
+        mask, metadata = read[self._judged][1], replace(self.metadata, missing=None)
+        return Fields(**arrays, mask=mask, names=self.names, metadata=metadata)
 
-    def __getitem__(self, samples: int | slice | Sequence[int] | Tensor) -> "Fields":
-        if isinstance(samples, Tensor):
-            samples = samples.nonzero().flatten().tolist() if samples.dtype == torch.bool else samples.tolist()
+    def counted(self, name: str) -> tuple[Tensor, Tensor | None]:
+        """One array, and True at its points that do not count: missing, or masked where the loss sees this array."""
+        values, mask = self._counted(name)
+        return _as_tensor(values), None if mask is None else torch.from_numpy(mask)
+
+    def __getitem__(self, samples: int | slice | Sequence[int] | Sequence[bool] | Array | Tensor) -> "Fields":
         numbers = range(len(self))
         if isinstance(samples, slice):
             kept: slice | list[int] = samples
         else:
-            wanted = [samples] if isinstance(samples, int) else samples
+            wanted = np.atleast_1d(np.asarray(samples.tolist() if isinstance(samples, Tensor) else samples))
+            if wanted.dtype == bool:
+                if wanted.shape != (len(self),):
+                    raise IndexError(f"there are {len(self)} samples, got {wanted.size} booleans: give one per sample")
+                wanted = wanted.nonzero()[0]
             try:
-                kept = [numbers[i] for i in wanted]
+                kept = [numbers[i] for i in wanted.tolist()]
             except IndexError as error:
                 raise IndexError(f"there are {len(self)} samples, asked for {samples}") from error
         chosen = numbers[kept] if isinstance(kept, slice) else kept
@@ -211,8 +214,16 @@ class Fields:
             numbers = {name: self._channel_numbers(name, wanted) for name, wanted in by_array.items()}
             old = self.metadata.channels
             new = {name: tuple(old[name][i] for i in kept) for name, kept in numbers.items()}
-            fields = fields._narrowed(-self.ndim - 1, numbers, channels={**old, **new})
+            moved = [chosen_factors(symmetry, old, numbers) for symmetry in self.metadata.symmetries]
+            changed: dict[str, Any] = {"symmetries": moved} if moved else {}
+            fields = fields._narrowed(-self.ndim - 1, numbers, channels={**old, **new}, **changed)
         if stride != 1:
+            for size, periodic in zip(self.resolution, self.metadata.periodic, strict=True):
+                if periodic and size % stride:
+                    raise ValueError(
+                        f"a stride of {stride} does not divide the {size} points of a periodic axis, so the kept ones "
+                        "would not be equally spaced around it: choose a divisor, or declare the axis not periodic"
+                    )
             first = stride // 2 if self.metadata.grid == "cell" else 0
             for axis in range(-self.ndim, 0):
                 fields = fields._narrowed(axis, dict.fromkeys(self._arrays, slice(first, None, stride)))
@@ -280,7 +291,8 @@ class Fields:
         if isinstance(array, View):
             return array
         if isinstance(array, Tensor | np.ndarray) and not isinstance(array, np.memmap):
-            return View(self._marked(as_numbers(array, np.dtype(self.metadata.dtype)), name, range(array.shape[0])))
+            values = as_numbers(array, np.dtype(self.metadata.dtype))
+            return _Checked(self._marked(values, name, range(array.shape[0])))
         return View(array)
 
     def _adopt_mask(self, mask: Tensor | LazyArray) -> View:
@@ -313,16 +325,25 @@ class Fields:
             raise ValueError(f"these fields hold {' and '.join(self._arrays)}, no {name}")
         view = self._arrays[name]
         values = view.read().astype(self.metadata.dtype, copy=False)
-        if isinstance(view.base, np.ndarray) and not isinstance(view.base, np.memmap):
-            return values  # numbers in memory were checked when they came in
+        if isinstance(view, _Checked):
+            return values
         picks = view.picks[0]
         return self._marked(values, name, (picks,) if isinstance(picks, int) else picks)
+
+    def _counted(self, name: str) -> tuple[Array, Array | None]:
+        values = self._numbers(name)
+        mask = None if self._mask is None or name != self._judged else self._mask.read() != 0
+        if self.metadata.missing is not None:
+            absent = np.isnan(values)
+            mask = absent if mask is None else absent | mask
+            values = _filled(values, self.ndim)
+        return values, mask
 
     def _tensor(self, name: str) -> Tensor:
         values = self._numbers(name)
         if self.metadata.missing is not None:
             values = _filled(values, self.ndim)
-        return torch.from_numpy(np.require(values, requirements=["C", "W"]))
+        return _as_tensor(values)
 
     def _channel_numbers(self, array: str, wanted: Choice) -> list[int]:
         names = tuple(self.metadata.channels.get(array, ()))
@@ -343,6 +364,14 @@ class Fields:
             mask = mask.select(axis, choices[judged])
         names = self.names if names is None else names
         return Fields(**arrays, mask=mask, names=names, metadata=replace(self.metadata, **changed))
+
+
+class _Checked(View):
+    """A view of numbers in memory that were checked when they came in, missing ones NaN."""
+
+
+def _as_tensor(values: Array) -> Tensor:
+    return torch.from_numpy(np.require(values, requirements=["C", "W"]))
 
 
 def _filled(values: Array, ndim: int) -> Array:

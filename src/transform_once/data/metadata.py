@@ -128,6 +128,19 @@ def _check_shapes(shapes: Shapes) -> None:
         )
 
 
+def chosen_factors(
+    symmetry: Mapping[str, Any], channels: Mapping[str, Sequence[str]], kept: Mapping[str, Sequence[int]]
+) -> dict[str, Any]:
+    """A declared symmetry with the factors of the kept channels, numbers by array; a single factor serves all."""
+    factors = symmetry.get("factors") or [1.0]
+    chosen = {**symmetry, "factors": factors, "input_factors": symmetry.get("input_factors") or factors}
+    for name, pair in (("factors", "target"), ("input_factors", "input")):
+        array = "trajectory" if "trajectory" in channels else pair
+        if array in kept and len(chosen[name]) == len(channels[array]):
+            chosen[name] = [chosen[name][i] for i in kept[array]]
+    return chosen
+
+
 def declare(metadata: Metadata | None, declared: Mapping[str, Any], shapes: Shapes) -> Metadata:
     """Completed metadata from a `Metadata`, or the default, with entries declared by keyword; also `dt`."""
     entries = dict(declared)

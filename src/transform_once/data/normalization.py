@@ -38,9 +38,7 @@ class Normalization:
         statistics = _Statistics(channels)
         if kind != "none":
             for _, _, block in fields.blocks():
-                loaded = block.load()
-                mask = loaded.mask if array != "input" or "target" not in fields.shapes else None
-                statistics.add(getattr(loaded, array), mask, ndim)
+                statistics.add(*block.counted(array), ndim)
         shift, scale = statistics.map(kind)
         return cls(kind, shift.reshape(-1, *[1] * ndim), scale.reshape(-1, *[1] * ndim))
 

@@ -59,6 +59,11 @@ class ReadOptions:
     units: dict[str, str] | None = None
     dtype: Literal["float32", "float64"] = "float32"
 
+    def __post_init__(self) -> None:
+        for name in ("stride", "frame_stride"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1; got {getattr(self, name)}")
+
     def given(self) -> dict[str, Any]:
         """The options that differ from their defaults, as plain values."""
         chosen = {one.name: getattr(self, one.name) for one in fields(ReadOptions)}

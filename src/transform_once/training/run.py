@@ -145,7 +145,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     found = [name for name in found if old["training"].get(name[9:]) != new["training"][name[9:]]]
     found += ["model"] if any(old["model"][key] != new["model"][key] for key in ("class", "config")) else []
     kinds = {"fingerprint": "data", "validation_fingerprint": "validation data"}
-    found += [what for name, what in kinds.items() if old["data"].get(name) != new["data"][name]]
+    found += [what for name, what in kinds.items() if name in old["data"] and old["data"][name] != new["data"][name]]
     return found
 
 

@@ -17,6 +17,8 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.options import ReadOptions
 
+MANY_CHANNELS, FEW_CHANNELS = 16, 8  # more are rare, fewer are likely
+
 
 @dataclass
 class Catalogue:
@@ -42,6 +44,9 @@ def assemble(catalogue: Catalogue, options: ReadOptions) -> Fields:
     roles = _roles(catalogue, options)
     chosen = {role: [_Variable(catalogue, options, role, key) for key in keys] for role, keys in roles.items()}
     variables = [variable for found in chosen.values() for variable in found]
+    if options.axes and not any(variable.named for variable in variables):
+        found = "; ".join(variable.described for variable in variables)
+        raise ValueError(f"axes {options.axes!r} fits no array ({found}): give one letter for each axis of an array")
     sizes = _sizes(variables)
     letters = "".join(letter for letter in "xyz" if letter in sizes)
     if not letters or "xyz"[: len(letters)] != letters:
@@ -57,7 +62,9 @@ def assemble(catalogue: Catalogue, options: ReadOptions) -> Fields:
         order = f"n{time}c{letters}"
         parts = [v.arranged(order, {**sizes, "n": 1} if shared else sizes) for v in variables]
         array = parts[0] if len(parts) == 1 else Stacked(tuple(parts), order.index("c"))
-        arrays[role] = array if options.resize is None else Resized(array, tuple(options.resize))
+        if options.resize is not None:
+            array = Resized(array, tuple(options.resize), options.dtype, None if role == "mask" else options.missing)
+        arrays[role] = array
     names = {role: [n for v in variables for n in v.names] for role, variables in chosen.items() if role != "mask"}
     known: dict[str, Any] = {
         "grid": options.grid or catalogue.grid,
@@ -77,11 +84,12 @@ def assemble(catalogue: Catalogue, options: ReadOptions) -> Fields:
 
 def _roles(catalogue: Catalogue, options: ReadOptions) -> dict[str, tuple[str, ...]]:
     """Which keys are input, target, trajectory and mask."""
-    pairs = (options.input_key, options.target_key, options.input_time, options.target_time)
-    if options.trajectory_key is not None or (catalogue.trajectory and all(choice is None for choice in pairs)):
-        roles = {"trajectory": _keys(options.trajectory_key) or catalogue.trajectory}
+    films = _keys(options.trajectory_key) or catalogue.trajectory
+    times = (options.input_time, options.target_time)
+    keys = (options.input_key, options.target_key) if options.trajectory_key is None else ()
+    if films and all(choice is None for choice in (*keys, *times)):
+        roles = {"trajectory": films}
     else:
-        films = catalogue.trajectory
         first = films if options.input_time is not None else ()
         last = films if options.target_time is not None else ()
         roles = {
@@ -114,7 +122,9 @@ class _Variable:
         self.array: LazyArray = catalogue.open(key)
         shape = tuple(self.array.shape)
         given = [axes.strip() for axes in (options.axes or "").split(",") if len(axes.strip()) == len(shape)]
-        self.axes = given[0] if given else catalogue.axes(key, shape) or _usual_axes(role, shape)
+        self.named, time = bool(given), {"input": options.input_time, "target": options.target_time}.get(role)
+        in_time = role == "trajectory" or time is not None
+        self.axes = given[0] if given else catalogue.axes(key, shape) or _usual_axes(in_time, shape)
         self.described = f"{key} {shape} read as {self.axes}"
         unknown = set(self.axes) - set("ntcxyz")
         if len(self.axes) != len(shape) or unknown or any(self.axes.count(letter) > 1 for letter in "ntxyz"):
@@ -123,7 +133,7 @@ class _Variable:
                 'n t c x y z for samples, time, channels and grid, such as axes="nxyt"'
             )
         if not given and catalogue.axes(key, shape) is None:
-            _suspect_channels_last(key, shape, self.axes)
+            _suspect_channels(key, shape, self.axes)
         count = int(np.prod([n for n, letter in zip(shape, self.axes, strict=True) if letter == "c"]))
         names = tuple(catalogue.channels.get(key, ()))
         if not names and key not in ("input", "target", "trajectory", "array"):
@@ -131,7 +141,7 @@ class _Variable:
         self.names = names or ("",) * count
         self.channels = count
         if role in ("input", "target") and "t" in self.axes:
-            self._pick_frame(catalogue, key, options.input_time if role == "input" else options.target_time)
+            self._pick_frame(catalogue, key, time)
 
     def _pick_frame(self, catalogue: Catalogue, key: str, time: float | None) -> None:
         axis = self.axes.index("t")
@@ -149,19 +159,23 @@ class _Variable:
         return self.array if self.axes == order else Arranged(self.array, self.axes, order, wanted)
 
 
-def _usual_axes(role: str, shape: tuple[int, ...]) -> str:
-    leading = "ntc" if role == "trajectory" else "nc"
+def _usual_axes(in_time: bool, shape: tuple[int, ...]) -> str:
+    leading = "ntc" if in_time else "nc"
     return leading + "xyz"[: max(0, len(shape) - len(leading))]
 
 
-def _suspect_channels_last(key: str, shape: tuple[int, ...], axes: str) -> None:
-    channels = shape[axes.index("c")]
-    if channels >= 16 and shape[-1] <= 4 and len(shape) > axes.index("c") + 2:
-        spatial = "xyz"[: len(shape) - axes.index("c") - 1]
-        raise ValueError(
-            f"{key} with the shape {shape} would have {channels} channels on a grid ending in {shape[-1]}: if its "
-            f'channels come last say axes="{axes[: axes.index("c")]}{spatial}c", otherwise axes="{axes}"'
-        )
+def _suspect_channels(key: str, shape: tuple[int, ...], axes: str) -> None:
+    """Complain where an axis of the grid is likely to have been taken for the channels."""
+    leading, channels, grid = axes[: axes.index("c")], shape[axes.index("c")], shape[axes.index("c") + 1 :]
+    if channels < MANY_CHANNELS or not grid:
+        return
+    if len(grid) == 1:
+        doubt = f'a line of {grid[0]} points: if it is a field of two dimensions say axes="{leading}xy"'
+    elif grid[-1] <= FEW_CHANNELS and grid[-1] < grid[-2]:
+        doubt = f'a grid ending in {grid[-1]}: if its channels come last say axes="{leading}{"xyz"[: len(grid)]}c"'
+    else:
+        return
+    raise ValueError(f'{key} with the shape {shape} would have {channels} channels on {doubt}, otherwise axes="{axes}"')
 
 
 def _sizes(variables: Sequence[_Variable]) -> dict[str, int]:
@@ -184,7 +198,9 @@ def selected(fields_: Fields, options: ReadOptions) -> Fields:
     channels = {role: chosen for role, chosen in by_array.items() if chosen is not None}
     if channels:
         fields_ = fields_.select(channels=channels)
-    if options.times is not None and fields_.kind == "trajectories":
+    if options.times is not None:
+        if fields_.kind != "trajectories":
+            raise ValueError("times keeps frames of trajectories, and these are pairs: leave times out")
         times = np.array(fields_.metadata.times)
         first, last = (frame_at(times, time) for time in options.times)
         fields_ = fields_.select(frames=slice(first, last + 1))
@@ -213,10 +229,15 @@ def grid_kind(coordinates: Array) -> str:
 
 @dataclass
 class Resized:
-    """A 2-D array of fields resized to other rows and columns: bilinear between cell centres, antialiased."""
+    """A 2-D array of fields resized to other rows and columns: bilinear between cell centres, antialiased.
+
+    A new point that a missing one takes part in is missing too, marked by the same value.
+    """
 
     base: LazyArray
     grid: tuple[int, ...]
+    dtype: str
+    missing: float | None
 
     def __post_init__(self) -> None:
         if len(self.grid) != 2:
@@ -228,11 +249,19 @@ class Resized:
         return (*self.base.shape[:-2], *self.grid)
 
     def __getitem__(self, index: Index) -> Array:
-        values = self.base[(*index[:-2], slice(None), slice(None))].astype(np.float32)
+        values = self.base[(*index[:-2], slice(None), slice(None))].astype(self.dtype)
+        if self.missing is None:
+            return self._resized(values)[..., index[-2], index[-1]]
+        absent = np.isnan(values) if np.isnan(self.missing) else values == values.dtype.type(self.missing)
+        resized = self._resized(np.where(absent, values.dtype.type(0), values))
+        resized[self._resized(absent.astype(self.dtype)) > 0] = self.missing
+        return resized[..., index[-2], index[-1]]
+
+    def _resized(self, values: Array) -> Array:
         images = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, 1, *values.shape[-2:])
         resized = torch.nn.functional.interpolate(images, self.grid, mode="bilinear", antialias=True)
         shaped: Array = resized.reshape(*values.shape[:-2], *self.grid).numpy()
-        return shaped[..., index[-2], index[-1]]
+        return shaped
 
     def identity(self) -> str:
         """The array and its new size."""

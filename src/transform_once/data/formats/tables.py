@@ -143,8 +143,7 @@ def xarray(path: Path, options: ReadOptions) -> Catalogue:
 
     All variables with the dimensions of the largest are joined as channels of a trajectory, or of inputs without time.
     """
-    needed("xarray", "xarray", "reading NetCDF and Zarr")
-    dataset = _dataset(path, os.getpid())
+    dataset = _opened(path)
     known = {name: letter for letter, names in LABELS.items() for name in names}
     named = sorted(dataset.data_vars.items()) if path.is_dir() else dataset.data_vars.items()  # folders have no order
     dims: dict[str, tuple[str, ...]] = {str(name): tuple(map(str, v.dims)) for name, v in named}
@@ -172,14 +171,27 @@ def xarray(path: Path, options: ReadOptions) -> Catalogue:
     )
 
 
-@lru_cache(maxsize=16)
-def _dataset(path: Path, process: int) -> Any:
+def _opened(path: Path) -> Any:
     module = needed("xarray", "xarray", "reading NetCDF and Zarr")
     with warnings.catch_warnings(), readable(path, "NetCDF or Zarr"):
         warnings.simplefilter("ignore")  # of future versions of the packages underneath, nothing a reader can change
         return (
             module.open_zarr(path, chunks=None) if path.is_dir() else module.open_dataset(path, decode_timedelta=False)
         )
+
+
+@lru_cache(maxsize=16)
+def _dataset(path: Path, changed: str, process: int) -> Any:
+    """An open dataset for all variables in it, one per state of its files and per process."""
+    return _opened(path)
+
+
+def _changed(path: Path) -> str:
+    """The state of what an open dataset remembers; a Zarr folder reads its thousands of chunks anew every time."""
+    if not path.is_dir():
+        return stamp(path)
+    names = (".zmetadata", ".zarray", ".zattrs", "zarr.json")
+    return " ".join(sorted(stamp(file) for name in names for file in (*path.glob(name), *path.glob(f"*/{name}"))))
 
 
 def _seconds(times: Array) -> Array:
@@ -198,10 +210,14 @@ class Labelled:
     shape: tuple[int, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shape = tuple(_dataset(self.path, os.getpid())[self.key].shape)
+        self.shape = tuple(self._variable.shape)
+
+    @property
+    def _variable(self) -> Any:
+        return _dataset(self.path, _changed(self.path), os.getpid())[self.key]
 
     def __getitem__(self, index: Index) -> Array:
-        return np.asarray(_dataset(self.path, os.getpid())[self.key][index].values)
+        return np.asarray(self._variable[index].values)
 
     def identity(self) -> str:
         """The source and the variable."""
