@@ -161,6 +161,20 @@ def test_fine_tuning_starts_from_a_run(t1_command, folder, tmp_path):
     assert all(np.allclose(first[name], second[name], atol=1e-6) for name in first)
 
 
+def test_fine_tuning_starts_one_model_from_one(t1_command, folder, tmp_path):
+    words = ("train", "--data", folder / "my.npz", "--train.epochs", 1, "--device", "cpu")
+    assert t1_command(*words, *SMALL, "--ensemble", 2, "--output", tmp_path / "both")[0] == 0
+    one = tmp_path / "both" / "model-01.safetensors"
+    for start, members, sentence in (
+        (tmp_path / "both", 1, "both holds 2 and train.ensemble is 1: give the weights file of one member"),
+        (one, 2, "model-01.safetensors holds 1 and train.ensemble is 2"),
+    ):
+        code, _, errors = t1_command(*words, "--init-from", start, "--ensemble", members, "--output", tmp_path / "new")
+        assert (code, errors.count("\n")) == (2, 1)
+        assert sentence in errors
+    assert t1_command(*words, "--init-from", one, "--output", tmp_path / "new")[0] == 0
+
+
 def test_a_figure_of_the_paper_from_a_users_data(t1_command, folder, tmp_path):
     words = ("reproduce", "truncation", "--data", folder / "my.npz", "--output", tmp_path / "figures")
     code, _, errors = t1_command(*words)
@@ -179,6 +193,38 @@ def test_compare_says_which_to_use(t1_command, folder, tmp_path):
     stored = json.loads((tmp_path / "out" / "comparison.json").read_text())
     assert {row["model"] for row in stored["rows"]} == {"T1", "FNO"}
     assert (tmp_path / "out" / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("counts", "train", "validation", "test"),
+    [
+        (("--data.train", 18, "--data.test", 6), 17, 1, 6),
+        (("--data.train", 20), 16, 2, 2),
+        (("--data.validation", 4), 18, 4, 2),
+    ],
+    ids=str,
+)
+def test_compare_takes_the_samples_that_are_given(t1_command, folder, tmp_path, counts, train, validation, test):
+    words = ("compare", "--data", folder / "my.npz", "--budget", 0.2, "--models", "FNO", "--device", "cpu", *counts)
+    code, _, errors = t1_command(*words, "--output", tmp_path)
+    assert code == 0, errors
+    told = json.loads((tmp_path / "FNO" / "run.json").read_text())["data"]
+    assert (told["train"], told["validation"]) == (train, validation)
+    assert json.loads((tmp_path / "FNO" / "metrics.json").read_text())["samples"] == test
+
+
+def test_compare_shows_a_model_that_diverged(t1_command, folder, tmp_path, monkeypatch):
+    def diverge(*_, **__):
+        raise FloatingPointError("the loss is nan")
+
+    monkeypatch.setattr("transform_once.training.compare._searched", diverge)
+    words = ("compare", "--data", folder / "my.npz", "--models", "FNO", "--device", "cpu", "--output", tmp_path)
+    code, shown, errors = t1_command(*words)
+    assert code == 0, errors
+    assert "FNO diverged: the loss is nan" in shown
+    assert "No model gave a finite error" in shown
+    [row] = json.loads((tmp_path / "comparison.json").read_text())["rows"]
+    assert row == {"model": "FNO", "relative_l2": None, "diverged": "the loss is nan"}
 
 
 def test_demo_names_the_winner_it_measured(t1_command, tmp_path):

@@ -28,7 +28,7 @@ def train(
         model: The model.
         train: The training.
         output: The run folder, where an interrupted run continues; by default runs/<data>-<model>-<hash of options>.
-        init_from: A run folder or weights file to start from instead of new weights; its model is taken.
+        init_from: A run folder or weights file of one model to start from instead of new weights; its model is taken.
         again: Whether to train again what is finished.
         log: Loggers besides history.csv: tensorboard, wandb, or both joined by a comma.
         device: auto (a GPU where there is one), cpu, cuda, cuda:1 or mps.
@@ -37,7 +37,6 @@ def train(
 
     from transform_once.evaluation.evaluate import full_evaluation, save_evaluation
     from transform_once.processes import world
-    from transform_once.training.run import load_models
     from transform_once.training.train import train as run_training
 
     settings = train if device == "auto" else dataclasses.replace(train, device=device)
@@ -45,7 +44,7 @@ def train(
         console = Console(quiet=not place.leads, highlight=False)
         to_train, held, test = data.parts()
         if init_from is not None:
-            operator, chosen = load_models(init_from)[0], [f"model and weights of {init_from}"]
+            operator, chosen = _initial(init_from, settings.ensemble), [f"model and weights of {init_from}"]
         else:
             operator, chosen = model.build(to_train, settings.history, settings.seed)
         for sentence in chosen:
@@ -225,7 +224,7 @@ def compare(
     """Train several models on your data for the same seconds each, and say which to use and why.
 
     Args:
-        data: The data; without numbers of samples a tenth each is held out to choose by and to test on.
+        data: The data; to choose by and to test on, a tenth each is held out where no number of samples is given.
         budget: Seconds of training for each model, two short trials of its learning rate included.
         models: Which, joined by commas, such as T1,FNO; by default T1,T1Plus,T1Grid,FNO,UNet.
         train: The training, the same for all; its learning rate and seconds are set here.
@@ -239,7 +238,7 @@ def compare(
 
     console = Console(highlight=False)
     settings = train if device == "auto" else dataclasses.replace(train, device=device)
-    if data.test:
+    if data.train or data.validation or data.test:
         fields, validation, test = data.parts()
     else:
         fields, validation, test = data.read(), None, None
@@ -249,7 +248,7 @@ def compare(
     found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)
     _table(
         console,
-        [{**row, "million_weights": row["parameters"] / 1e6} for row in found.rows],
+        [{**row, "million_weights": row["parameters"] / 1e6} if "parameters" in row else row for row in found.rows],
         {
             "model": "{}",
             "relative_l2": "{:.4f}",
@@ -261,12 +260,16 @@ def compare(
             "ms_per_step": "{:.1f}",
         },
     )
+    for row in found.rows:
+        if "diverged" in row:
+            console.print(f"{row['model']} diverged: {row['diverged']}", markup=False)
     console.print(found.advice, markup=False)
     from transform_once.files import atomic_path
 
     with atomic_path(output / "comparison.json") as temporary:
         temporary.write_text(json_module.dumps({"rows": found.rows, "advice": found.advice}, indent=1) + "\n")
-    _report([run.folder for run in found.runs if run.folder], output / "report.html", console)
+    if found.runs:
+        _report([run.folder for run in found.runs if run.folder], output / "report.html", console)
 
 
 def import_(source: Path, output: Path, read: ReadOptions = ReadOptions()) -> None:  # noqa: B008
@@ -295,6 +298,19 @@ def export(model: Path, output: Path) -> None:
 
     path = export_model(load(model), output)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
+
+
+def _initial(path: Path, members: int) -> Any:
+    """The one model to start from."""
+    from transform_once.training.run import load_models
+
+    models = load_models(path)
+    if len(models) > 1 or members > 1:
+        raise ValueError(
+            f"--init-from starts one model from the weights of one; {path} holds {len(models)} and train.ensemble is "
+            f"{members}: give the weights file of one member, such as model-00.safetensors, and train one by one"
+        )
+    return models[0]
 
 
 def _names(text: str) -> tuple[str, ...]:
@@ -367,7 +383,7 @@ def _table(console: Any, rows: list[dict[str, Any]], columns: dict[str, str]) ->
     for name in columns:  # on a narrow terminal lines break, and nothing is cut off
         table.add_column(name if name == "R_o" else name.replace("_", " "), overflow="fold")
     for row in rows:
-        table.add_row(*(form.format(row[name]) if row[name] is not None else "–" for name, form in columns.items()))
+        table.add_row(*(form.format(row[name]) if row.get(name) is not None else "–" for name, form in columns.items()))
     console.print(table)
 
 

@@ -40,6 +40,49 @@ def test_a_saved_model_loads_as_it_was(name, tmp_path):
     assert (tmp_path / "again.safetensors").read_bytes() == (tmp_path / "model.safetensors").read_bytes()
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_loads_in_the_dtype_it_was_saved_with(name, dtype, tmp_path):
+    model = MODELS[name]().to(dtype)
+    inputs, outputs = model.in_channels, model.out_channels
+    model.set_normalization(torch.zeros(inputs), torch.ones(inputs), torch.zeros(outputs), torch.ones(outputs))
+    t1.save(model, tmp_path / "model.safetensors")
+    loaded = t1.load(tmp_path / "model.safetensors")
+    for one, other in ((model.parameters(), loaded.parameters()), (model.buffers(), loaded.buffers())):
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(one, other, strict=True))
+    if dtype == torch.float64:
+        x = torch.randn(2, inputs, 16, 12, dtype=dtype)
+        assert torch.equal(loaded.eval()(x), model.eval()(x))
+
+
+def test_mixed_and_complex_weights_load_as_they_were(tmp_path):
+    class Body(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.turn = torch.nn.Parameter(torch.randn(3, dtype=torch.complex64))
+            self.gain = torch.nn.Parameter(torch.randn(3))
+            self.register_buffer("fixed", torch.ones(3), persistent=False)
+
+    body = Body().double()  # leaves complex numbers as they are
+    model = t1.T1Grid(1, 1, (16, 12), modes=8, body=body)
+    t1.save(model, tmp_path / "model.safetensors")
+    loaded = t1.load(tmp_path / "model.safetensors", body=Body()).body
+    assert torch.equal(loaded.turn, body.turn)
+    assert torch.equal(loaded.gain, body.gain)
+    assert (loaded.turn.dtype, loaded.gain.dtype, loaded.fixed.dtype) == (torch.complex64, *[torch.float64] * 2)
+
+
+@pytest.mark.parametrize(
+    "modes", [np.int64(5), (np.int64(5), 4), [np.int64(5), 4], t1.LowPass((np.int64(5), np.int32(4)))], ids=repr
+)
+def test_numpy_integers_are_saved_as_numbers(modes, tmp_path):
+    model = t1.T1(1, 1, (16, 12), modes=modes, width=np.int64(6), depth=1)
+    t1.save(model, tmp_path / "model.safetensors")
+    loaded = t1.load(tmp_path / "model.safetensors")
+    assert loaded.block == model.block
+    assert loaded.config["width"] == 6
+
+
 def test_bad_files_are_refused_in_one_sentence(tmp_path):
     good = tmp_path / "good.safetensors"
     t1.save(MODELS["T1"](), good)

@@ -151,8 +151,27 @@ def test_the_fno_is_the_same_operator_on_another_grid():
     assert torch.allclose(layer(fine)[..., ::2, ::2], layer(coarse), atol=1e-5)
 
 
+def test_an_odd_axis_has_all_its_wave_numbers_once():
+    """Of 2m − 1 points: with weights of one, the layer gives back any field, and −m, which is not there, rests."""
+    layer = SpectralConvolution(1, (3, 3), 2).double()
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([1.0, 0.0]).expand_as(layer.weight))
+    x = torch.randn(2, 1, 5, 5, dtype=torch.float64)
+    y = layer(x)
+    assert torch.allclose(y, x, atol=1e-12)
+    y.square().sum().backward()
+    rests = layer.weight.grad.unflatten(0, layer.block).flatten(1).abs().sum(1) == 0
+    assert rests.tolist() == [False, False, False, True, False, False]
+    model = t1.FNO(1, 1, (6, 6), 3, 4, 1)
+    assert model(torch.randn(1, 1, 5, 5)).shape == (1, 1, 5, 5)
+    with pytest.raises(ValueError, match="between 1 and 2 on axis 0 of a grid of 4 points"):
+        model(torch.randn(1, 1, 4, 5))
+
+
 @pytest.mark.parametrize("phase_blind", [False, True])
-@pytest.mark.parametrize(("size", "modes"), [((11, 12), (3, 4)), ((8, 8), 4), ((7, 9, 8), (2, 3, 4))], ids=str)
+@pytest.mark.parametrize(
+    ("size", "modes"), [((11, 12), (3, 4)), ((8, 8), 4), ((7, 8), 4), ((7, 9, 8), (2, 3, 4))], ids=str
+)
 def test_all_axes_at_once_and_axis_by_axis_give_the_same(size, modes, phase_blind):
     layer = SpectralConvolution(3, modes, len(size), phase_blind).double()
     x = torch.randn(2, 3, *size, dtype=torch.float64)
@@ -176,7 +195,9 @@ def test_autocast_takes_the_transforms_to_its_precision_too():
 
 @pytest.mark.parametrize("phase_blind", [False, True])
 @pytest.mark.parametrize(
-    ("size", "modes"), [((13,), 4), ((11, 12), (3, 4)), ((16, 9), (8, 4)), ((7, 9, 8), (2, 3, 4))], ids=str
+    ("size", "modes"),
+    [((13,), 4), ((11, 12), (3, 4)), ((16, 9), (8, 4)), ((7, 8), (4, 5)), ((7, 9, 8), (2, 3, 4)), ((5, 6, 7), 3)],
+    ids=str,
 )
 def test_matrices_and_complex_numbers_give_the_same(size, modes, phase_blind, monkeypatch):
     layer = SpectralConvolution(3, modes, len(size), phase_blind).double()

@@ -62,7 +62,35 @@ def test_what_is_given_is_not_chosen(flow):
     assert {key: model.config[key] for key in wanted} == wanted
     some, _ = choose_model(flow, "T1", given={"top_modes": 20, "width": 4, "depth": 1})
     assert len(some.config["modes"]) == 20
-    assert torch.equal(some.config["modes"].indices, t1.TopM(20).fit(flow.target).indices)
+    assert torch.equal(some.config["modes"].indices, t1.TopM(20).fit(flow.target, "fourier").indices)
+
+
+def test_top_modes_are_of_the_basis_that_needs_fewest_modes(flow):
+    model, said = choose_model(flow, "T1", given={"top_modes": 20})
+    assert model.transform.name == "fourier"
+    assert said[0].startswith("transform fourier: it needs fewest modes")
+    assert said[1] == "modes: the 20 of largest energy"
+    model, said = choose_model(flow, "T1", given={"top_modes": 20, "transform": "dct"})
+    assert model.transform.name == "dct"
+    assert torch.equal(model.config["modes"].indices, t1.TopM(20).fit(flow.target, "dct").indices)
+    assert not any("transform" in sentence for sentence in said)
+
+
+def test_top_modes_do_not_read_whole_trajectories(film, monkeypatch):
+    """The energies come from blocks of bounded size, here of one frame."""
+    monkeypatch.setattr("transform_once.evaluation.analysis.BLOCK_MEGABYTES", 1e-6)
+    real, read = t1.Fields.trajectory.fget, []
+
+    def trajectory(fields):
+        read.append(len(fields) * fields.frames)
+        return real(fields)
+
+    monkeypatch.setattr(t1.Fields, "trajectory", property(trajectory))
+    model, _ = choose_model(film, "T1", given={"top_modes": 20})
+    assert set(read) == {1}
+    monkeypatch.undo()
+    expected = t1.TopM(20).fit(film.trajectory.flatten(0, 1), model.transform.name)
+    assert torch.equal(model.config["modes"].indices, expected.indices)
 
 
 def test_history_becomes_channels(film):

@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -38,6 +39,69 @@ def test_the_advice_follows_the_numbers():
     level = module._advice(rows(FNO=(0.100, 9.0), T1=(0.103, 1.0)))
     assert level.startswith("Use T1: FNO (0.1000) and T1 are level within 5%")
     assert module._advice(rows(T1=(0.1, 1.0))).startswith("T1 is the only one")
+
+
+def test_the_advice_goes_by_finite_errors():
+    told = module._advice(rows(FNO=(0.1, 9.0), T1=(0.2, 1.0), UNet=(None, 1.0), FFNO=(math.inf, 1.0)))
+    assert told.startswith("Use FNO: its error on the test samples is 0.1000, that of the next, T1, 0.2000")
+    assert told.endswith("UNet and FFNO gave no finite error.")
+    assert module._advice(rows(T1=(None, 1.0))).startswith("No model gave a finite error")
+
+
+@pytest.mark.parametrize(
+    ("given", "train", "validation", "test"),
+    [(("test",), 27, 3, 7), (("validation",), 27, 7, 3), (("validation", "test"), 30, 7, 7), ((), 24, 3, 3)],
+    ids=str,
+)
+def test_only_what_is_not_given_is_held_out(flow, given, train, validation, test):
+    parts = module._parts(flow, **{"validation": None, "test": None} | dict.fromkeys(given, flow[:7]))
+    assert [len(part) for part in parts] == [train, validation, test]
+
+
+def test_a_given_test_set_is_measured(flow, tmp_path):
+    found = t1.compare(flow[:23], 0.2, models=("FNO",), output=tmp_path, test=flow[23:], progress=False, device="cpu")
+    told = read_run(tmp_path / "FNO")["data"]
+    assert (told["train"], told["validation"]) == (21, 2)
+    assert json.loads((tmp_path / "FNO" / "metrics.json").read_text())["samples"] == 7
+    assert len(found.rows) == 1
+
+
+@pytest.mark.parametrize("when", ["always", "at the larger rate", "after the trials"])
+def test_a_model_that_diverges_does_not_end_the_comparison(flow, tmp_path, monkeypatch, when):
+    real = module.train
+
+    def train(model, *data, output, **options):
+        run = real(model, *data, output=output, **options)
+        larger = options["learning_rate"] > 2e-3
+        if (
+            isinstance(model, t1.FNO)
+            and {
+                "always": True,
+                "at the larger rate": larger and "trial" in output.name,
+                "after the trials": "trial" not in output.name,
+            }[when]
+        ):
+            raise FloatingPointError("the loss is nan")
+        return run
+
+    monkeypatch.setattr(module, "train", train)
+    found = t1.compare(flow, 0.2, models=("FNO", "T1"), output=tmp_path, progress=False, device="cpu")
+    json.dumps(found.rows, allow_nan=False)
+    assert not list(tmp_path.glob("*trial*"))
+    if when == "at the larger rate":
+        [row] = [row for row in found.rows if row["model"] == "FNO"]
+        assert list(row["trials"].values()) == [pytest.approx(row["trials"]["0.001"]), None]
+        assert row["learning_rate"] == 1e-3
+        return
+    assert [row["model"] for row in found.rows] == ["T1", "FNO"]
+    assert found.rows[1]["relative_l2"] is None
+    reason = (
+        "its errors were not finite at the learning rates 0.001 and 0.004" if when == "always" else "the loss is nan"
+    )
+    assert found.rows[1]["diverged"].startswith(reason)
+    assert len(found.runs) == 1
+    assert found.advice.startswith("T1 is the only one measured")
+    assert found.advice.endswith("FNO gave no finite error.")
 
 
 def test_bad_input_is_one_sentence(flow, tmp_path):

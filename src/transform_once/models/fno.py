@@ -62,8 +62,9 @@ def coordinate_channels(x: Tensor) -> Tensor:
 class SpectralConvolution(nn.Module):
     """A complex channel matrix on each of the lowest wave numbers of the last `ndim` axes: a global convolution.
 
-    Wave numbers −m ≤ k < m on all axes but the last and 0 ≤ k < m there. The weights are pairs of real numbers, so that
-    optimisers and data-parallel training need to know nothing of complex ones.
+    Wave numbers −m ≤ k < m on all axes but the last and 0 ≤ k < m there. An axis of 2m − 1 points has no −m, whose
+    weights then rest. The weights are pairs of real numbers, so that optimisers and data-parallel training need to know
+    nothing of complex ones.
     """
 
     def __init__(self, width: int, modes: int | Sequence[int], ndim: int, phase_blind: bool = False) -> None:
@@ -77,17 +78,34 @@ class SpectralConvolution(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(batch, width, ..., *grid) to the same."""
         T, grid = get_transform("dft"), x.shape[-self.ndim :]
-        T.block(self.modes, grid)  # complains about a grid that does not have the modes
+        block = self._held(grid)
         entries = max(4 * n * m for n, m in zip(grid, self.block, strict=True))
         if x.ndim == 2 + self.ndim and entries <= transforms.MATRIX_ENTRIES:
             return self._by_matrices(x)
         X = T.forward(x, self.ndim, self.modes).flatten(-self.ndim)
         X = X.movedim(-1, 0).transpose(1, 2)  # (modes, width, batch, ...): one batched product over the modes
-        Y = torch.bmm(torch.view_as_complex(self.weight), X.flatten(2)).unflatten(2, X.shape[2:])
+        Y = torch.bmm(torch.view_as_complex(self._weight_of(block)), X.flatten(2)).unflatten(2, X.shape[2:])
         if self.phase_blind:
             Y = torch.complex(Y.real, torch.zeros_like(Y.real))
-        Y = Y.transpose(1, 2).movedim(0, -1).unflatten(-1, self.block)
-        return T.inverse(Y, self.ndim, x.shape[-self.ndim :]).to(x.dtype)
+        Y = Y.transpose(1, 2).movedim(0, -1).unflatten(-1, block)
+        return T.inverse(Y, self.ndim, grid).to(x.dtype)
+
+    def _held(self, grid: Sequence[int]) -> tuple[int, ...]:
+        """The block of wave numbers on a grid of so many points; complains about one that does not have the modes."""
+        block = get_transform("dft").block(self.modes, grid)
+        return self.block if block == self.block else block
+
+    def _weight_of(self, block: tuple[int, ...]) -> Tensor:
+        """The weights of that block, without those of −m on an axis that does not have it."""
+        if block == self.block:
+            return self.weight
+        weight = self.weight.unflatten(0, self.block)
+        for axis, (own, held) in enumerate(zip(self.block, block, strict=True)):
+            if held < own:
+                weight = torch.cat(
+                    [weight.narrow(axis, 0, own // 2), weight.narrow(axis, own // 2 + 1, own // 2 - 1)], axis
+                )
+        return weight.flatten(0, self.ndim - 1)
 
     def _by_matrices(self, x: Tensor) -> Tensor:
         """The same in real numbers, which every runtime has: (batch, width, *grid), transforms as products.
@@ -103,24 +121,27 @@ class SpectralConvolution(nn.Module):
         _, _, m1, parts, others = X.shape
         if self.phase_blind:
             X, parts = X[:, :, :, ::2], 2
-        X = _permuted(X, 2, 4, 1, 3, 0).view(len(self.weight), 2 * width, -1)
-        Y = torch.bmm(self.weight.flatten(2).to(dtype), X)
+        weight = self._weight_of(self._held(x.shape[2:]))
+        X = _permuted(X, 2, 4, 1, 3, 0).view(len(weight), 2 * width, -1)
+        Y = torch.bmm(weight.flatten(2).to(dtype), X)
         Y = _permuted(Y.view(m1, others, width, parts // 2, batch), 4, 2, 0, 3, 1)
         with in_full(x):
             y = self._back_at_once(Y, x) if in_one else self._back_axis_by_axis(Y, x)
         return y.to(x.dtype)
 
     def _all_at_once(self, x: Tensor) -> Tensor:
-        rows = matrix("dft of all axes, quads", tuple(x.shape[2:]), self.block, x.dtype, x.device)
-        return (x.flatten(2) @ rows.T).unflatten(-1, (1, 4, len(self.weight)))
+        grid = tuple(x.shape[2:])
+        rows = matrix("dft of all axes, quads", grid, self._held(grid), x.dtype, x.device)
+        return (x.flatten(2) @ rows.T).unflatten(-1, (1, 4, -1))
 
     def _back_at_once(self, Y: Tensor, x: Tensor) -> Tensor:
-        rows = matrix("inverse dft of all axes", tuple(x.shape[2:]), self.block, Y.dtype, Y.device)
+        grid = tuple(x.shape[2:])
+        rows = matrix("inverse dft of all axes", grid, self._held(grid), Y.dtype, Y.device)
         Y = Y.flatten(2)
         return (Y @ rows[: Y.shape[-1]]).view(x.shape)
 
     def _axis_by_axis(self, x: Tensor) -> Tensor:
-        grid, block = x.shape[2:], self.block
+        grid, block = x.shape[2:], self._held(x.shape[2:])
         X = x @ matrix("dft last, halves", grid[-1], block[-1], x.dtype, x.device).T
         X = X.unflatten(-1, (2, block[-1]))
         for axis in range(self.ndim - 2, -1, -1):
@@ -130,7 +151,7 @@ class SpectralConvolution(nn.Module):
         return X.flatten(4)
 
     def _back_axis_by_axis(self, Y: Tensor, x: Tensor) -> Tensor:
-        grid, block = x.shape[2:], self.block
+        grid, block = x.shape[2:], self._held(x.shape[2:])
         Y = Y.unflatten(4, block[1:])
         for axis in range(self.ndim - 1):
             rows = matrix("dft, pairs", grid[axis], block[axis], Y.dtype, Y.device).T
@@ -148,7 +169,7 @@ class SpectralConvolution(nn.Module):
     @torch.no_grad()
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None, parts: int = 1) -> None:
         """Draw the weights variance-preserving, as one of `parts` layers whose outputs are summed."""
-        variance = rfft_variance(resolution, self.block, self.width) / parts
+        variance = rfft_variance(resolution, self._held(resolution), self.width) / parts
         self.weight.normal_(0, math.sqrt(variance), generator=generator)
 
 

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
@@ -214,7 +215,7 @@ def save(model: Operator, path: str | Path, tensors: dict[str, Tensor] | None = 
 def load(path: str | Path, **modules: nn.Module) -> Operator:
     """Make the model that `save` wrote, on the CPU. A module given by hand (`body=`) must be given again.
 
-    Nothing but tensors and text is read from the file: no code can hide in it.
+    All tensors keep their dtypes. Nothing but tensors and text is read from the file: no code can hide in it.
     """
     import transform_once.models  # noqa: F401  makes every class known
 
@@ -242,6 +243,7 @@ def load(path: str | Path, **modules: nn.Module) -> Operator:
     for name in ("input_shift", "input_scale", "output_shift", "output_scale"):
         if name in tensors:
             setattr(model, name, torch.empty_like(tensors[name]))
+    _match_dtypes(model, tensors)
     load_weights(model, tensors, path)
     if description.get("dynamics"):
         model.dynamics = Dynamics(**description["dynamics"])
@@ -262,11 +264,25 @@ def load_weights(model: nn.Module, tensors: dict[str, Tensor], source: object) -
     model.load_state_dict(tensors)
 
 
+def _match_dtypes(model: nn.Module, tensors: dict[str, Tensor]) -> None:
+    """Bring the model to the dtypes of these tensors; its other buffers get that of its first real parameter."""
+    for name, own in model.state_dict(keep_vars=True).items():
+        if name in tensors:
+            own.data = own.data.to(tensors[name].dtype)
+    dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    for name, buffer in model.named_buffers():
+        if name not in tensors and buffer.is_floating_point():
+            buffer.data = buffer.data.to(dtype)
+
+
 def _to_json(value: Any) -> Any:
     if isinstance(value, ModeSet):
         return {"indices": value.indices.tolist(), "block": value.block, "transform": value.transform}
     modes = getattr(value, "modes", None)  # LowPass(24) is what 24 means
-    return value if modes is None else modes
+    value = value if modes is None else modes
+    if isinstance(value, tuple | list):
+        return [_to_json(one) for one in value]
+    return value.item() if isinstance(value, np.generic) else value
 
 
 def _from_json(value: Any) -> Any:

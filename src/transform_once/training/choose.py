@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from transform_once.data.fields import Fields
-from transform_once.evaluation.analysis import analyze
+from transform_once.evaluation.analysis import Analysis, analyze
 from transform_once.models.ffno import FFNO, ReleasedFFNO
 from transform_once.models.fno import FNO, ReleasedFNO
 from transform_once.models.operator import Operator, check_choice
@@ -52,11 +52,11 @@ def choose_model(
             others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
             raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
-        said += _choose_modes(fields, given, name)
+        said += _choose_modes(fields, given)
     elif "modes" in accepted and "modes" not in given and counted is None:
         said += _choose_wave_numbers(fields, given)
     if counted is not None:
-        given["modes"] = _top(fields, given, counted, accepted)
+        said += _choose_top(fields, given, counted, accepted)
     if "depth" in accepted and "depth" not in given:
         given["depth"] = DEPTH
     if "width" not in given:
@@ -66,13 +66,18 @@ def choose_model(
     return make(channels, fields.out_channels, fields.resolution, **given), said
 
 
-def _choose_modes(fields: Fields, given: dict[str, Any], name: str) -> list[str]:
-    """Set transform and modes of a model that transforms once."""
-    said = []
+def _choose_transform(fields: Fields, given: dict[str, Any]) -> tuple[Analysis, list[str]]:
+    """Set the transform of a model that transforms once; what it was chosen by."""
     found = analyze(fields, tolerance=TOLERANCE, samples=min(SAMPLES, len(fields)), progress=False, rates=False)
-    if "transform" not in given:
-        given["transform"] = found.recommendation.transform
-        said.append(f"transform {given['transform']}: it needs fewest modes for these fields")
+    if "transform" in given:
+        return found, []
+    given["transform"] = found.recommendation.transform
+    return found, [f"transform {given['transform']}: it needs fewest modes for these fields"]
+
+
+def _choose_modes(fields: Fields, given: dict[str, Any]) -> list[str]:
+    """Set transform and modes of a model that transforms once."""
+    found, said = _choose_transform(fields, given)
     if "modes" not in given:
         basis = found.bases[given["transform"]]
         curve = basis.low_pass[found.judged]
@@ -95,20 +100,21 @@ def _choose_modes(fields: Fields, given: dict[str, Any], name: str) -> list[str]
 def _choose_wave_numbers(fields: Fields, given: dict[str, Any]) -> list[str]:
     """Set the modes of a model that counts wave numbers on both sides: half as many as T1 has half-waves."""
     wanted: dict[str, Any] = {}
-    _choose_modes(fields, wanted, "T1")
+    _choose_modes(fields, wanted)
     modes = wanted["modes"] if isinstance(wanted["modes"], tuple) else (wanted["modes"],) * fields.ndim
     kept = tuple(min(math.ceil(m / 2), n // 2) for m, n in zip(modes, fields.resolution, strict=True))
     given["modes"] = kept[0] if len(set(kept)) == 1 else kept
     return [f"modes {' × '.join(map(str, kept))}: wave numbers on both sides, the reach of a T1 with {modes[0]} modes"]
 
 
-def _top(fields: Fields, given: dict[str, Any], count: int, accepted: set[str]) -> Any:
+def _choose_top(fields: Fields, given: dict[str, Any], count: int, accepted: set[str]) -> list[str]:
+    """Set transform and modes, one set of largest energy, by the energies that the analysis summed in one pass."""
     if "transform" not in accepted or "modes" in given:
         raise ValueError("top_modes chooses the modes of a T1: leave modes out, and use it with T1 only")
-    given.setdefault("transform", "dct")
-    judged = list(fields.shapes)[-1]
-    some = getattr(fields[: min(SAMPLES, len(fields))], judged)
-    return TopM(count).fit(some.reshape(-1, *some.shape[-fields.ndim - 1 :]), given["transform"])
+    found, said = _choose_transform(fields, given)
+    energy = found.bases[given["transform"]].energy[found.judged].sum(0)
+    given["modes"] = TopM(count).of_energy(energy, fields.resolution, given["transform"])
+    return [*said, f"modes: the {count} of largest energy"]
 
 
 def _width(name: str, fields: Fields, given: dict[str, Any]) -> tuple[int, str]:

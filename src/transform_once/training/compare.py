@@ -1,8 +1,10 @@
 """Which model for these data? Each gets the same seconds, the same rules and the same search, and is measured."""
 
 import dataclasses
+import functools
+import math
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,16 @@ from transform_once.training.train import train
 RATES = (0.25, 1.0)  # learning rates that every model tries, in units of the usual one
 TRIAL = 0.1  # share of the budget for each trial; the rest is for the model that is kept
 LEVEL = 1.05  # errors within this factor are called level
-SHAPES = ("in_channels", "out_channels", "resolution")
+SHAPES = ("in_channels", "out_channels", "resolution")  # the arguments of a model that the data give
 NAMES = ("T1", "T1Plus", "T1Grid", "FNO", "UNet")
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was measured: one row per model, best first, and what to use."""
+    """What was measured: one row per model, best first, and what to use.
+
+    The row of a model whose training diverged says so under `diverged`; its `relative_l2` is None, and it has no run.
+    """
 
     rows: list[dict[str, Any]]
     advice: str
@@ -49,39 +54,66 @@ def compare(
 
     Of every model the usual learning rate and a quarter of it are tried for a tenth of the budget each; the one with
     the lower validation error is trained anew for the rest. Errors are those on the test samples, which nothing was
-    chosen by. Without `validation` and `test` a tenth of the samples each are held out. `settings` are those of
-    `Training`, the same for all.
+    chosen by. For `validation` and for `test`, where they are not given, a tenth of the samples is held out. `settings`
+    are those of `Training`, the same for all.
     """
     if not budget > 0:
         raise ValueError(f"budget is the seconds that each model may train; got {budget}")
-    if validation is None or test is None:
-        if len(fields) < 10:
-            raise ValueError(f"a comparison holds out a tenth twice, so it needs 10 samples or more; got {len(fields)}")
-        held = len(fields) // 10
-        fields, validation, test = fields.split(len(fields) - 2 * held, held, held)
+    fields, validation, test = _parts(fields, validation, test)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
-    rows, runs = [], []
+    rows: list[dict[str, Any]] = []
+    runs: list[Run] = []
     given = settings_from(settings)
     usual = given.resolved(len(fields), choose_device(given.device)).learning_rate
     assert usual is not None  # resolved: told to the type checker
     for name in models:
-        trials = {}
-        for rate in (factor * usual for factor in RATES):
-            run = _run(
-                name, fields, validation, folder / f"{name}-trial-{rate:g}", TRIAL * budget, rate, settings, progress
-            )
-            trials[rate] = run.description["best"][0]["validation"]
-            shutil.rmtree(folder / f"{name}-trial-{rate:g}")
-        rate = min(trials, key=lambda one: trials[one])
-        rest = (1 - TRIAL * len(RATES)) * budget
-        run = _run(name, fields, validation, folder / name, rest, rate, settings, progress)
+        start = functools.partial(_run, name, fields, validation, settings=settings, progress=progress)
+        try:
+            trials, rate, run = _searched(start, folder / name, budget, usual)
+        except FloatingPointError as error:
+            rows.append({"model": name, "relative_l2": None, "diverged": str(error)})
+            continue
         evaluation = full_evaluation(run.models, test, progress=progress)
         save_evaluation(folder / name, evaluation)
         runs.append(run)
         rows.append(_row(name, rate, trials, run, evaluation.numbers))
     rows.sort(key=lambda row: row["relative_l2"] if row["relative_l2"] is not None else torch.inf)
     return Comparison(rows, _advice(rows), runs)
+
+
+def _parts(fields: Fields, validation: Fields | None, test: Fields | None) -> tuple[Fields, Fields, Fields]:
+    """The samples to train on, to choose by and to test on; what is not given is held out."""
+    absent = (validation is None) + (test is None)
+    if absent and len(fields) < 10:
+        raise ValueError(
+            f"a comparison holds out a tenth each to choose by and to test on, so it needs 10 samples or more; "
+            f"got {len(fields)}"
+        )
+    held = len(fields) // 10
+    fields, *parts = fields.split(len(fields) - absent * held, *[held] * absent)
+    return fields, parts.pop(0) if validation is None else validation, parts.pop() if test is None else test
+
+
+def _searched(
+    start: Callable[[Path, float, float], Run], folder: Path, budget: float, usual: float
+) -> tuple[dict[float, float | None], float, Run]:
+    """The validation error of every rate that was tried, None where it is not finite; the best rate, and its run."""
+    trials = {}
+    for rate in (factor * usual for factor in RATES):
+        place = folder.with_name(f"{folder.name}-trial-{rate:g}")
+        try:
+            error = start(place, TRIAL * budget, rate).description["best"][0]["validation"]
+            trials[rate] = error if math.isfinite(error) else None
+        except FloatingPointError:
+            trials[rate] = None
+        shutil.rmtree(place)
+    finite = {rate: error for rate, error in trials.items() if error is not None}
+    if not finite:
+        tried = " and ".join(f"{rate:g}" for rate in trials)
+        raise FloatingPointError(f"its errors were not finite at the learning rates {tried}: add warmup or clip")
+    rate = min(finite, key=lambda one: finite[one])
+    return trials, rate, start(folder, (1 - TRIAL * len(RATES)) * budget, rate)
 
 
 def _run(
@@ -102,7 +134,9 @@ def _run(
     return train(model, fields, validation, output=folder, again=folder.exists(), progress=progress, **options)
 
 
-def _row(name: str, rate: float, trials: dict[float, float], run: Run, numbers: dict[str, Any]) -> dict[str, Any]:
+def _row(
+    name: str, rate: float, trials: dict[float, float | None], run: Run, numbers: dict[str, Any]
+) -> dict[str, Any]:
     model: Operator = run.model
     return {
         "model": name,
@@ -117,13 +151,20 @@ def _row(name: str, rate: float, trials: dict[float, float], run: Run, numbers: 
         "steps": run.history[-1]["step"],
         "ms_per_step": 1e3 * run.description["seconds_per_step"],
         "space": run.description["space"],
-        "config": {
-            k: repr(v) for k, v in model.config.items() if k not in ("in_channels", "out_channels", "resolution")
-        },
+        "config": {k: repr(v) for k, v in model.config.items() if k not in SHAPES},
     }
 
 
 def _advice(rows: list[dict[str, Any]]) -> str:
+    """What to use, by the models whose error is finite; the others are named."""
+    finite = [row for row in rows if row["relative_l2"] is not None and math.isfinite(row["relative_l2"])]
+    if not finite:
+        return "No model gave a finite error: check the data, or add warmup or clip."
+    lost = " and ".join(row["model"] for row in rows if row not in finite)
+    return _advice_of(finite) + (f" {lost} gave no finite error." if lost else "")
+
+
+def _advice_of(rows: list[dict[str, Any]]) -> str:
     best, *others = rows
     if not others:
         return f"{best['model']} is the only one measured: relative L2 {best['relative_l2']:.4f}."
