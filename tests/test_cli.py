@@ -166,13 +166,46 @@ def test_fine_tuning_starts_one_model_from_one(t1_command, folder, tmp_path):
     assert t1_command(*words, *SMALL, "--ensemble", 2, "--output", tmp_path / "both")[0] == 0
     one = tmp_path / "both" / "model-01.safetensors"
     for start, members, sentence in (
-        (tmp_path / "both", 1, "both holds 2 and train.ensemble is 1: give the weights file of one member"),
-        (one, 2, "model-01.safetensors holds 1 and train.ensemble is 2"),
+        (tmp_path / "both", 1, "both holds 2 members: give the weights of one"),
+        (one, 2, "other members of an ensemble would begin anew: train them one by one"),
     ):
         code, _, errors = t1_command(*words, "--init-from", start, "--ensemble", members, "--output", tmp_path / "new")
         assert (code, errors.count("\n")) == (2, 1)
         assert sentence in errors
-    assert t1_command(*words, "--init-from", one, "--output", tmp_path / "new")[0] == 0
+    assert t1_command(*words, "--init-from", one, "--name", "FNO", "--output", tmp_path / "new")[0] == 0
+    assert "FNO" not in (tmp_path / "new" / "config.yaml").read_text()  # its model is that of the weights
+
+
+def test_files_of_another_kind_are_not_written(t1_command, folder, tmp_path):
+    words = ("train", "--data", folder / "film.npz", "--epochs", 1, *SMALL, "--output", tmp_path / "run")
+    assert t1_command(*words)[0] == 0
+    for words, sentence in (
+        (("import", folder / "my.npz", tmp_path / "x.npz"), "a name that ends in .h5"),
+        (("export", tmp_path / "run", tmp_path / "x.txt"), "a file that ends in .onnx"),
+        (("predict", tmp_path / "run", "--input", folder / "a.npy", "--output", tmp_path / "x.npz"), "--output b.npy"),
+        (("rollout", tmp_path / "run", "--data", folder / "film.npz", "--steps", 30), "too few frames to judge 30"),
+    ):
+        code, _, errors = t1_command(*words)
+        assert (code, errors.count("\n"), sentence in errors) == (2, 1, True), errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run"]
+
+
+def test_predictions_of_fields_in_another_layout(t1_command, folder, tmp_path):
+    assert t1_command("train", "--data", folder / "my.npz", "--epochs", 1, *SMALL, "--output", tmp_path / "run")[0] == 0
+    x = np.load(folder / "a.npy")
+    np.save(tmp_path / "big.npy", x.astype(">f4"))
+    np.savez(tmp_path / "last.npz", field=x[..., None])
+    options = {"a": (folder / "a.npy",), "big": (tmp_path / "big.npy",)}
+    options["last"] = (tmp_path / "last.npz", "--input-key", "field", "--axes", "nxyc")
+    made = {}
+    for name, words in options.items():
+        code, _, errors = t1_command(
+            "predict", tmp_path / "run", "--input", *words, "--output", tmp_path / f"{name}.npy"
+        )
+        assert code == 0, errors
+        made[name] = np.load(tmp_path / f"{name}.npy").reshape(x.shape)
+    for name in ("big", "last"):
+        np.testing.assert_allclose(made[name], made["a"], rtol=1e-5, atol=1e-6)
 
 
 def test_a_figure_of_the_paper_from_a_users_data(t1_command, folder, tmp_path):

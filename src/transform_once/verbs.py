@@ -3,6 +3,7 @@
 import dataclasses
 import hashlib
 import json as json_module
+import math
 from pathlib import Path
 from typing import Any, Literal
 
@@ -44,14 +45,15 @@ def train(
         console = Console(quiet=not place.leads, highlight=False)
         to_train, held, test = data.parts()
         if init_from is not None:
-            operator, chosen = _initial(init_from, settings.ensemble), [f"model and weights of {init_from}"]
+            operator, chosen = _only_model(init_from), [f"model and weights of {init_from}"]
         else:
             operator, chosen = model.build(to_train, settings.history, settings.seed)
         for sentence in chosen:
             console.print(sentence, markup=False)
-        config = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}
-        config |= {"init_from": None if init_from is None else str(init_from)}  # type: ignore[dict-item]
-        folder = output or _default_folder(data.path, model.name, config)
+        config: dict[str, Any] = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}
+        if init_from is not None:
+            config |= {"model": None, "init_from": str(init_from)}
+        folder = output or _default_folder(data.path, type(operator).__name__, config)
         run = run_training(operator, to_train, held, output=folder, again=again, log=_names(log), **settings.to_dict())
         if not run.finished:
             console.print(f"Stopped; the same command continues: {folder}", markup=False)
@@ -120,6 +122,7 @@ def predict(
     output: Path | None = None,
     size: list[int] | None = None,
     device: str = "auto",
+    read: ReadOptions = ReadOptions(),  # noqa: B008
 ) -> None:
     """Apply a trained model to fields; of an ensemble the mean, and the spread of its members beside it.
 
@@ -130,22 +133,24 @@ def predict(
         output: The .npy file to write; the spread of an ensemble goes to <output>.spread.npy.
         size: Grid points of the output along each axis, for models that transform once; by default the input's.
         device: auto, cpu, cuda, cuda:1 or mps.
+        read: How to read the input.
     """
     import numpy as np
 
-    from transform_once.data.formats import read
+    from transform_once.data import formats
     from transform_once.evaluation.evaluate import predict as apply
     from transform_once.files import atomic_path
     from transform_once.processes import choose_device
     from transform_once.training.run import load_models
 
-    if input is None or output is None:
+    if input is None or output is None or output.suffix != ".npy":
         raise ValueError("predict needs fields to read and a file to write: give --input a.npy --output b.npy")
     models = load_models(run)
-    if input.suffix == ".npy":
+    if input.suffix == ".npy" and not read.given():
         x: Any = np.load(input, allow_pickle=False)
+        x = x.astype(x.dtype.newbyteorder("="), copy=False)  # torch knows no other order of bytes
     else:
-        x = read(input).input
+        x = formats.read(input, **read.given()).input
     bare = x.ndim == models[0].ndim + 1
     found = apply(models, x, device=choose_device(device), size=size)
     mean, spread = found if isinstance(found, tuple) else (found, None)
@@ -193,6 +198,9 @@ def rollout(
     if fields.kind != "trajectories":
         raise ValueError(f"a rollout starts from trajectories; {data.path} holds pairs")
     first = dynamics_of(models[0]).frames
+    judged = fields.frames >= first + steps
+    if output is None and not judged:
+        raise ValueError(f"{data.path} has too few frames to judge {steps} steps: give fewer --steps, or an --output")
     if output is not None:
         wanted = frames or list(range(1, steps + 1))
         start, interval = fields.metadata.times[first - 1], fields.metadata.dt
@@ -205,7 +213,7 @@ def rollout(
         Fields(trajectory=torch.cat(made), metadata=facts).save(output)
         if not json:
             print(f"{output}: {len(fields)} trajectories of frames {', '.join(map(str, wanted))}")
-    if fields.frames >= first + steps:
+    if judged:
         numbers = measure(models, fields, steps=steps, progress=not json)
         if json:
             print(json_module.dumps(numbers))
@@ -290,26 +298,22 @@ def export(model: Path, output: Path) -> None:
     """Write a saved model as ONNX, for any batch size, to run without PyTorch.
 
     Args:
-        model: A `.safetensors` file written by `save`.
+        model: A run folder, or a weights file.
         output: The `.onnx` file to write.
     """
     from transform_once.models.export import export as export_model
-    from transform_once.models.operator import load
 
-    path = export_model(load(model), output)
+    path = export_model(_only_model(model), output)
     print(f"{path}: {path.stat().st_size / 2**20:.1f} MiB")
 
 
-def _initial(path: Path, members: int) -> Any:
-    """The one model to start from."""
+def _only_model(path: Path) -> Any:
+    """The one model of a run folder or a weights file."""
     from transform_once.training.run import load_models
 
     models = load_models(path)
-    if len(models) > 1 or members > 1:
-        raise ValueError(
-            f"--init-from starts one model from the weights of one; {path} holds {len(models)} and train.ensemble is "
-            f"{members}: give the weights file of one member, such as model-00.safetensors, and train one by one"
-        )
+    if len(models) > 1:
+        raise ValueError(f"{path} holds {len(models)} members: give the weights of one, {path}/model-00.safetensors")
     return models[0]
 
 
@@ -364,8 +368,9 @@ def _show(console: Any, numbers: dict[str, Any]) -> None:
     split = numbers["kspace"]
     if split["J"] is not None:
         console.print(
-            f"relative L2² = J² + R_o²: {split['J']:.4g} in the kept modes, {split['R_o']:.4g} outside "
-            f"({numbers['samples']} samples, {split['transform']})"
+            f"root mean square of the relative L2, L² = J² + R_o²: {math.hypot(split['J'], split['R_o']):.4g}, of it "
+            f"{split['J']:.4g} in the kept modes, {split['R_o']:.4g} outside ({numbers['samples']} samples, "
+            f"{split['transform']})"
         )
     if "calibration" in numbers:
         found = numbers["calibration"]

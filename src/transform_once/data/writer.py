@@ -72,6 +72,8 @@ class FieldsWriter:
         self._frames = len(self.metadata.times) if self._time_axes else 1
         self._mask = None if mask is None else _leading_ones(as_mask(mask), 1 + max(map(len, self.shapes.values())))
         self._partial = self.path.with_name(self.path.name + ".partial")
+        if self.path.suffix not in (".h5", ".hdf5"):
+            raise ValueError(f"fields are written as HDF5, to a name that ends in .h5; got {self.path}")
         if samples < 1:
             raise ValueError(f"a file of fields holds at least one sample, not {samples}")
         if self.path.exists():

@@ -14,6 +14,8 @@ def export(model: Operator, path: str | Path) -> Path:
 
     Transforms are products of real matrices, so models need nothing that ONNX lacks. Needs the extra `onnx`.
     """
+    if Path(path).suffix != ".onnx":
+        raise ValueError(f"a model is exported to a file that ends in .onnx; got {path}")
     if isinstance(model, SpectralOperator) and model.transform.is_complex:
         raise ValueError(
             f"a {type(model).__name__} with the transform {model.transform.name} computes with complex numbers, which "

@@ -81,6 +81,9 @@ class Operator(nn.Module, ABC):
         super().__init__()
         if not 1 <= len(resolution) <= 3 or min(resolution) < 1:
             raise ValueError(f"resolution must be one to three axis lengths of at least 1; got {tuple(resolution)}")
+        for name in ("width", "depth"):
+            if self.config.get(name, 1) < 1:
+                raise ValueError(f"{name} must be at least 1; got {self.config[name]}")
         if min(in_channels, out_channels) < 1:
             raise ValueError(f"in_channels and out_channels must be at least 1; got {in_channels} and {out_channels}")
         self.in_channels, self.out_channels, self.resolution = in_channels, out_channels, tuple(resolution)
@@ -219,6 +222,8 @@ def load(path: str | Path, **modules: nn.Module) -> Operator:
     """
     import transform_once.models  # noqa: F401  makes every class known
 
+    if Path(path).is_dir():
+        raise ValueError(f"{path} is a folder: give the file of weights in it, such as {path}/model.safetensors")
     try:
         with safe_open(path, framework="pt") as file:
             description = json.loads((file.metadata() or {}).get(METADATA, "{}"))

@@ -65,8 +65,6 @@ class T1(SpectralOperator):
         check_choice(activation, ACTIVATIONS, "activation")
         check_choice(head_activation, ACTIVATIONS, "head_activation")
         check_choice(local, (None, *LOCAL_KERNELS), "local")
-        if min(width, depth) < 1:
-            raise ValueError(f"width and depth must be at least 1; got {width} and {depth}")
         if local and self.out_resolution != self.resolution:
             raise ValueError("a local map joins input and output point by point: leave out_resolution at the input's")
         self.local = nn.ModuleList()
