@@ -215,6 +215,7 @@ def test_data_parallel_gradients_are_those_of_the_whole_batch(tmp_path):
         (lambda: t1.FFNO(1, 1, (8, 8), modes=6), ValueError, "between 1 and 5"),
         (lambda: t1.T1(0, 1, (8, 8), modes=4), ValueError, "at least 1; got 0 and 1"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, width=0), ValueError, "width must be at least 1; got 0"),
+        (lambda: t1.T1(1, 1, 64, modes=4), ValueError, r"one length for each axis, such as \(64,\); got 64"),
         (lambda: t1.FNO(1, 1, (8, 8), modes=4, depth=0), ValueError, "depth must be at least 1; got 0"),
         (lambda: t1.T1(1, 1, (8, 8, 8, 8), modes=4), ValueError, "one to three axis lengths"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, init="vpp"), ValueError, "'vp', 'xavier', 'kaiming'; got 'vpp'"),

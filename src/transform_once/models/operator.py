@@ -79,6 +79,8 @@ class Operator(nn.Module, ABC):
 
     def __init__(self, in_channels: int, out_channels: int, resolution: Sequence[int]) -> None:
         super().__init__()
+        if isinstance(resolution, int):
+            raise ValueError(f"resolution must be one length for each axis, such as ({resolution},); got {resolution}")
         if not 1 <= len(resolution) <= 3 or min(resolution) < 1:
             raise ValueError(f"resolution must be one to three axis lengths of at least 1; got {tuple(resolution)}")
         for name in ("width", "depth"):

@@ -74,8 +74,8 @@ def make_plan(
     """Decide, check that model and data fit, and transform once.
 
     A model that transforms once is trained on kept modes, unless the data have a mask, its local maps need fields, or
-    the data set declares symmetries that act on fields only (all bases but fourier). A model that already has a
-    normalisation keeps it.
+    the data set declares symmetries that act on fields only (all bases but fourier, and grids that are not periodic on
+    nodes). A model that already has a normalisation keeps it.
     """
     dynamics = Dynamics(settings.order, settings.history) if data.kind == "trajectories" else None
     _check(model, data, dynamics)

@@ -50,7 +50,7 @@ class Training:
         history: Frames before the present one that the model sees; for trajectories.
         steps: Steps that the model is rolled out over in the loss; for trajectories.
         validate_every: Epochs between two validations; 0: fifty times in the run.
-        patience: Stop when so many validations in a row brought nothing better; null: never.
+        patience: Stop when so many validations in a row brought nothing better; null: never. Needs validation data.
         ensemble: Models trained side by side, with seeds seed, seed + 1, ...
         seed: Seed of weights, data order and random motions.
         device: "auto" (a GPU where there is one), "cpu", "cuda", "cuda:1", "mps".
