@@ -240,7 +240,8 @@ def load(path: str | Path, **modules: nn.Module) -> Operator:
         raise ValueError(f"{path} was saved with the modules {', '.join(wanted) or 'none'} given by hand; got {given}")
     config = {name: _from_json(value) for name, value in description["config"].items()}
     make: Callable[..., Operator] = Operator.known[description["class"]]
-    differ = inspect.signature(make).parameters.keys() ^ (config.keys() | modules.keys())
+    known = inspect.signature(Operator.known[description["class"]].__init__).parameters.keys() - {"self"}
+    differ = known ^ (config.keys() | modules.keys())
     if differ:  # a default would stand for what the file does not say
         raise ValueError(
             f"{path} was saved by another version of transform_once, whose {description['class']} differs in "
