@@ -92,8 +92,7 @@ class SpectralConvolution(nn.Module):
 
     def _held(self, grid: Sequence[int]) -> tuple[int, ...]:
         """The block of wave numbers on a grid of so many points; complains about one that does not have the modes."""
-        block = get_transform("dft").block(self.modes, grid)
-        return self.block if block == self.block else block
+        return get_transform("dft").block(self.modes, grid)
 
     def _weight_of(self, block: tuple[int, ...]) -> Tensor:
         """The weights of that block, without those of −m on an axis that does not have it."""

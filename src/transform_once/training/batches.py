@@ -104,12 +104,12 @@ def _energy(data: Spectra | Fields) -> Tensor:
     """The energy of every target, (n,), or frame, (n, t), without masked points."""
     if isinstance(data, Spectra):
         return data.tensors["energy"].sum(-1).cpu()
-    lengths = (len(data), data.frames) if data.kind == "trajectories" else (len(data),)
+    in_time = data.kind == "trajectories"
+    lengths = (len(data), data.frames) if in_time else (len(data),)
     energy = torch.zeros(lengths, dtype=torch.float64)
     for samples, frames, part in data.blocks():
-        loaded = part.load()
-        judged = loaded.trajectory if data.kind == "trajectories" else loaded.target
-        seen = judged.double() if loaded.mask is None else judged.double().masked_fill(loaded.mask, 0)
+        judged, mask = part.counted("trajectory" if in_time else "target")
+        seen = judged.double() if mask is None else judged.double().masked_fill(mask, 0)
         energy[(samples, frames)[: len(lengths)]] = seen.flatten(len(lengths)).square().sum(-1)
     return energy
 

@@ -2,7 +2,6 @@
 
 import contextlib
 import math
-import operator
 import signal
 import threading
 import time
@@ -172,7 +171,7 @@ class Trainer:
         """Validate, remember the best weights, and write."""
         state, now = self.state, self.rate_now
         sizes = [min(self.batch_size, len(self.source) - n * self.batch_size) for n in range(state.batch)]
-        means = [sum(map(operator.mul, losses, sizes)) / sum(sizes) for losses in state.losses]
+        means = [sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes) for losses in state.losses]
         state.epoch, state.batch, state.losses = state.epoch + 1, 0, [[] for _ in self.members]
         errors = self._validate() if self._due() else [None] * len(self.members)
         for number, (loss, error) in enumerate(zip(means, errors, strict=True)):

@@ -56,6 +56,11 @@ def train(
     if chosen.patience is not None and validation is None:
         raise ValueError("patience counts validations without a better error: give validation data, or no patience")
     folder = None if output is None else Path(output)
+    continues = folder is not None and (folder / "run.json").exists()
+    if chosen.ensemble > 1 and model.input_scale is not None and not continues:
+        raise ValueError(
+            "the model has been trained, other members of an ensemble would begin anew: train them one by one"
+        )
     with world(chosen.device) as place:
         if not place.leads:  # one process makes the cache of spectra, then the others read it
             place.wait()
@@ -93,10 +98,6 @@ def _members(model: Operator, settings: Training) -> list[Operator]:
     """The given model, and further ones of its kind with weights of their own."""
     if any(isinstance(value, nn.Module) for value in model.config.values()) and settings.ensemble > 1:
         raise ValueError("a model with a module given by hand cannot be made again: train its ensemble one by one")
-    if model.input_scale is not None and settings.ensemble > 1:
-        raise ValueError(
-            "the model has been trained, other members of an ensemble would begin anew: train them one by one"
-        )
     models = [model]
     for number in range(1, settings.ensemble):
         with torch.random.fork_rng(devices=[]):
