@@ -103,10 +103,10 @@ def test_the_band_is_the_one_that_is_stated():
     assert high - 0.05 < found.max() < high
 
 
-@given(st.integers(2, 6), st.integers(2, 6), st.floats(-15, 15), st.booleans())
+@given(st.integers(2, 6), st.integers(2, 6), st.floats(-30, 30), st.booleans())
 def test_orthogonalize_is_near_the_polar_factor_whatever_the_size(rows, columns, exponent, is_complex):
     X, polar = spread_matrices(rows, columns, is_complex)
-    found = orthogonalize(X * 10**exponent)
+    found = orthogonalize((X * 10**exponent).to(torch.complex64 if is_complex else torch.float32))
     # The Frobenius norm divides the smallest singular value by at most √6, still above 0.0015.
     assert torch.linalg.matrix_norm(found - polar, 2).max() < 1 - NEWTON_SCHULZ_BAND[0]
 

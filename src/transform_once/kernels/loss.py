@@ -44,7 +44,8 @@ def _forward(
         # The ratio is taken before it is rounded: physical units can be of any size.
         weight = (tl.load(scales + row % channels) / whole).to(tl.float32)
         total += weight * (tl.sum(squares, 0) + tl.load(tail + sample * rows + row).to(tl.float32))
-    tl.store(loss + sample, tl.sqrt(tl.maximum(total, 1.1754943508222875e-38)))
+    least = tl.maximum(total, 1.1754943508222875e-38, propagate_nan=tl.PropagateNan.ALL)
+    tl.store(loss + sample, tl.sqrt(least))
 
 
 @triton.jit

@@ -35,6 +35,7 @@ def _update(
     x = (g + momentum * (m - g)) * sign
     tl.debug_barrier()  # of a pair both places have been read before one is written
     tl.store(M + place, m, mask=own)
+    x = x / tl.maximum(tl.max(tl.max(tl.abs(x), 1), 0), 1e-30)  # or squares of small numbers would vanish
     x = x / tl.maximum(tl.sqrt(tl.sum(tl.sum(x * x, 1), 0) * (0.5 if PAIRS else 1.0)), 1e-20)
     for _ in tl.static_range(ROUNDS):
         p = product(x, tl.trans(x), PRECISION)

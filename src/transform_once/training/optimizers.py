@@ -132,8 +132,10 @@ def orthogonalize(X: Tensor) -> Tensor:
     dtype = X.dtype
     if dtype not in (torch.float64, torch.complex64, torch.complex128):
         X = X.to(torch.bfloat16 if X.is_cuda else torch.float32)
+    # Even modes with hardly any energy get a whole step. The largest entry becomes 1 first, or squares of small numbers
+    # would vanish and what is left of the norm would let the rounds diverge.
+    X = X / X.abs().amax((1, 2), keepdim=True).clamp_min(1e-30)
     norm = torch.linalg.vector_norm(X, dim=(1, 2), keepdim=True)
-    # The bound is far below any gradient: even modes with hardly any energy get a whole step.
     return newton_schulz(X / norm.clamp_min(1e-20)).to(dtype)
 
 
