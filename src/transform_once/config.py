@@ -75,6 +75,7 @@ class Model:
         activation: gelu or sine, of the layers of T1 and T1Plus.
         head_activation: gelu or sine, of the head of a T1; sine as in the released research code.
         local: pointwise or conv: small maps of the fields around a T1, for fields with jumps.
+        coordinates: Whether an FFNO sees the coordinates; the paper's does not.
         phase_blind: Whether a ReleasedFNO loses the imaginary part, as released.
     """
 
@@ -89,6 +90,7 @@ class Model:
     activation: Literal["gelu", "sine"] | None = None
     head_activation: Literal["gelu", "sine"] | None = None
     local: Literal["pointwise", "conv"] | None = None
+    coordinates: bool | None = None
     phase_blind: bool | None = None
 
     def build(self, fields: "Fields", history: int, seed: int) -> tuple["Operator", list[str]]:

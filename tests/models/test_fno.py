@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import transform_once as t1
-from transform_once.models import ffno
+from transform_once.models import ffno, fno
 from transform_once.models.ffno import ReleasedFFNO
 from transform_once.models.fno import ReleasedFNO, SpectralConvolution
 from transform_once.spectral import transforms
@@ -102,6 +102,17 @@ def test_the_released_ffno_is_another_model():
     assert not torch.allclose(*outputs)
 
 
+@pytest.mark.parametrize("grid", [(12, 10), (11,), (6, 7, 8)], ids=str)
+def test_without_coordinates_an_ffno_commutes_with_shifts(grid):
+    """So the paper's cannot know where the force is; one that sees the coordinates can."""
+    x, by = torch.randn(2, 1, *grid, dtype=torch.float64), [3] * len(grid)
+    axes = list(range(2, x.ndim))
+    for coordinates in (False, True):
+        model = t1.FFNO(1, 1, grid, 3, 6, 2, coordinates=coordinates).double()
+        apart = model(x.roll(by, axes)) - model(x).roll(by, axes)
+        assert (apart.abs().max() > 1e-2) if coordinates else (apart.abs().max() < 1e-12)
+
+
 @pytest.mark.parametrize(("grid", "width"), [((12, 10), 6), ((11,), 8), ((6, 7, 8), 5)], ids=str)
 def test_spare_channels_change_nothing(grid, width, monkeypatch):
     model = t1.FFNO(2, 3, grid, 3, width, 3).double()
@@ -125,7 +136,7 @@ def test_the_ffno_sums_one_transform_per_axis(grid, modes, kind, entries, monkey
     monkeypatch.setattr(transforms, "MATRIX_ENTRIES", entries)
     model = kind(2, 3, grid, modes, width=4, depth=2).double()
     x = torch.randn(3, 2, *grid, dtype=torch.float64)
-    v = model.lift(x)
+    v = model.lift(torch.cat([x, fno.coordinate_channels(x)], 1))
     for layers, feed_forward in zip(model.spectral, model.feed_forward, strict=True):
         total = torch.zeros_like(v)
         for axis, (m, layer) in enumerate(zip(modes, layers, strict=True), start=2):

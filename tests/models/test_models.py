@@ -19,7 +19,7 @@ def count(model):
 
 PUBLISHED = {
     "FNO 24/6/32": (14_166_593, lambda: ReleasedFNO(1, 1, (64, 64), modes=24, width=32, depth=6)),
-    "FFNO 32/10/82": (8_889_057, lambda: t1.FFNO(1, 1, (64, 64), modes=32, width=82, depth=10)),
+    "FFNO 32/10/82": (8_889_057, lambda: t1.FFNO(1, 1, (64, 64), 32, 82, 10, coordinates=False)),
     "T1 24/6/48": (8_300_864, lambda: t1.T1(1, 1, (64, 64), modes=24, width=48, depth=6)),
     "T1+ 24, exponent 6": (10_230_989, lambda: t1.T1Plus(1, 1, (64, 64), modes=24, width=64)),
     "airfoil FNO": (31_871_555, lambda: ReleasedFNO(3, 3, (128, 128), modes=24, width=48, depth=6)),

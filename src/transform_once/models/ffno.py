@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from transform_once.models.fno import HEAD_WIDTH, SpectralConvolution, channel_map, two_maps
+from transform_once.models.fno import HEAD_WIDTH, SpectralConvolution, channel_map, coordinate_channels, two_maps
 from transform_once.models.operator import INITS, Operator, check_choice
 from transform_once.spectral import transforms
 from transform_once.spectral.bases import matrix
@@ -28,6 +28,9 @@ MULTIPLE = 8  # of channels
 class FFNO(Operator):
     """Affine lift, `depth` × (b = MLP(Σ_axes K_axis x), x ← x + b), head on the last b; weights are not shared.
 
+    Without coordinates all of it commutes with cyclic shifts of the fields: such a model cannot know where anything is
+    that does not shift with its input, a force for instance.
+
     Args:
         in_channels: Channels of the input fields.
         out_channels: Channels of the output fields.
@@ -36,6 +39,7 @@ class FFNO(Operator):
         width: Channels inside.
         depth: Layers.
         init: "xavier", "kaiming", or "vp" on all layers (each axis gets its share of the variance).
+        coordinates: Whether the lift sees the coordinates, as its authors have it; the paper's has none.
     """
 
     # Each layer's output is added. The released research code subtracts it.
@@ -51,13 +55,15 @@ class FFNO(Operator):
         depth: int = 10,
         *,
         init: Literal["vp", "xavier", "kaiming"] = "xavier",
+        coordinates: bool = True,
     ) -> None:
         super().__init__(in_channels, out_channels, resolution)
         check_choice(init, INITS, "init")
         per_axis = (modes,) * self.ndim if isinstance(modes, int) else tuple(modes)
         for n, m in zip(self.resolution, per_axis, strict=True):
             get_transform("dft").block(m, (n,))  # complains about modes that the axis does not have
-        self.lift = channel_map(in_channels, width, self.ndim)
+        self.lift = channel_map(in_channels + self.ndim * coordinates, width, self.ndim)
+        self.coordinates = coordinates
         self.spectral: Sequence[Sequence[SpectralConvolution]] = nn.ModuleList(  # type: ignore[assignment]
             nn.ModuleList(SpectralConvolution(width, m, 1) for m in per_axis) for _ in range(depth)
         )
@@ -72,7 +78,8 @@ class FFNO(Operator):
     def forward(self, x: Tensor) -> Tensor:
         """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
         self._check(x)
-        x = self._normalize(x).transpose(0, 1)
+        x = self._normalize(x)
+        x = (torch.cat([x, coordinate_channels(x)], 1) if self.coordinates else x).transpose(0, 1)
         shape = x.shape[1:]
         (weight, bias), width = self.lift.parameters(), len(self.lift.weight)
         spare = _spare(x, width) if not _is_long(shape[1:], self.spectral[0]) else 0
@@ -94,7 +101,10 @@ class FFNO(Operator):
 
 
 class ReleasedFFNO(FFNO):
-    """The FFNO of the released research code, for the reproduction table only: each layer's output is subtracted."""
+    """The FFNO of the released research code, for the reproduction table only: each layer's output is subtracted.
+
+    As released it is made with `coordinates=False`.
+    """
 
     sign = -1
 

@@ -19,8 +19,10 @@ from transform_once.studies.study import Results
 BEGIN, END = "<!-- navier-stokes: begin, written by t1 reproduce navier-stokes -->", "<!-- navier-stokes: end -->"
 NEAR = 0.05  # relative difference within which a number of the paper is reproduced
 KNOWN = {
-    "FFNO": "Each layer's branch is added, as its authors describe it; the released code subtracts it.",
-    "FFNO, as released": "Each layer's branch is subtracted, as in the released code.",
+    "FFNO": "Each layer's branch is added, as its authors describe it; the released code subtracts it. As in the paper "
+    "it sees no coordinates: it commutes with shifts and cannot know where the force is.",
+    "FFNO, as released": "Each layer's branch is subtracted, as in the released code; it sees no coordinates either.",
+    "FFNO, coordinates": "Its lift sees the coordinates, as its authors and every FNO here have it.",
     "FNO": "The whole complex spectrum is kept; in the released code every layer loses its imaginary part.",
     "FNO, phase-blind as released": "Every layer loses the imaginary part of its spectrum, as in the released code.",
     "FNO, float32": "All products in float32: how much of the error of the others is of bfloat16.",
@@ -134,6 +136,10 @@ def _table(section: Section) -> Iterator[str]:
         "A step is one of training with a batch, of one seed alone; s a seed is the time of a whole training with the "
         "seeds of a group side by side, divided by their number; compiling and capturing, some seconds, comes on top."
     )
+    for data in section.data:
+        fits = {label: section.mean("train_l2", label, data) for label in section.labels("table")}
+        if told := ", ".join(f"{fit:.3f} ({label})" for label, fit in fits.items() if fit is not None):
+            yield f"On the training pairs of {section.title(data)} the error of the last epoch is {told}."
     times = [section.mean("seconds_per_seed", "T1+vp", data) for data in section.data]
     if spent := [f"{time:.3g} s" for time in times if time is not None]:
         yield f"Training T1+vp takes {' and '.join(spent)} a seed here, 20 minutes on an A100 in the paper."

@@ -32,6 +32,7 @@ PAPER: dict[str, dict[str, tuple[float, float | None]]] = {
 # Lines that answer to the same number of the paper under another name.
 PAPER |= {
     "FFNO, as released": PAPER["FFNO"],
+    "FFNO, coordinates": PAPER["FFNO"],
     "FNO, phase-blind as released": PAPER["FNO"],
     "FNOvp, phase-blind": PAPER["FNOvp"],
 }
