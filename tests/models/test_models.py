@@ -209,6 +209,11 @@ def test_data_parallel_gradients_are_those_of_the_whole_batch(tmp_path):
         (lambda: small("UNet", (12, 15))(torch.randn(2, 2, 12, 16)), ValueError, "was built for fields of"),
         (lambda: small("T1", (12, 15))(torch.randn(2, 2, 12, 15) + 0j), TypeError, "real floating-point"),
         (lambda: small("T1", (12, 15))(torch.ones(2, 2, 12, 15).int()), TypeError, r"use x\.float\(\)"),
+        (
+            lambda: small("FNO", (12, 15))(torch.randn(2, 2, 12, 15).double()),
+            TypeError,
+            r"weights in float32 and expects such fields; got float64: use x\.to\(torch\.float32\) or model\.to",
+        ),
         (lambda: small("T1", (12, 15)).kspace(torch.randn(2, 2, 5, 4)), ValueError, r"\(batch, 2, 4, 4\)"),
         (lambda: t1.T1(1, 1, (8, 8), modes=9), ValueError, "between 1 and 8"),
         (lambda: t1.FNO(1, 1, (8, 8), modes=5), ValueError, "between 1 and 4"),

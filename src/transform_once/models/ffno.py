@@ -59,7 +59,7 @@ class FFNO(Operator):
     ) -> None:
         super().__init__(in_channels, out_channels, resolution)
         check_choice(init, INITS, "init")
-        per_axis = (modes,) * self.ndim if isinstance(modes, int) else tuple(modes)
+        per_axis = tuple(modes) if isinstance(modes, Sequence) else (int(modes),) * self.ndim
         for n, m in zip(self.resolution, per_axis, strict=True):
             get_transform("dft").block(m, (n,))  # complains about modes that the axis does not have
         self.lift = channel_map(in_channels + self.ndim * coordinates, width, self.ndim)

@@ -70,7 +70,7 @@ class SpectralConvolution(nn.Module):
     def __init__(self, width: int, modes: int | Sequence[int], ndim: int, phase_blind: bool = False) -> None:
         super().__init__()
         self.width, self.ndim, self.phase_blind = width, ndim, phase_blind
-        self.modes = (modes,) * ndim if isinstance(modes, int) else tuple(modes)
+        self.modes = tuple(modes) if isinstance(modes, Sequence) else (int(modes),) * ndim
         self.block = (*(2 * m for m in self.modes[:-1]), self.modes[-1])
         self.weight = nn.Parameter(torch.empty(math.prod(self.block), width, width, 2))
         self.initialize("xavier")

@@ -133,6 +133,13 @@ class Operator(nn.Module, ABC):
             raise ValueError(f"{type(self).__name__} expects fields of shape ({axes}); got {tuple(x.shape)}")
         if not x.is_floating_point():
             raise TypeError(f"{type(self).__name__} expects real floating-point fields; got {x.dtype}: use x.float()")
+        own = next((p.dtype for p in self.parameters()), x.dtype)
+        if x.dtype != own and not torch.is_autocast_enabled(x.device.type):
+            names = [str(dtype).removeprefix("torch.") for dtype in (own, x.dtype)]
+            raise TypeError(
+                f"{type(self).__name__} has weights in {names[0]} and expects such fields; got {names[1]}: "
+                f"use x.to(torch.{names[0]}) or model.to(torch.{names[1]})"
+            )
 
 
 class SpectralOperator(Operator):

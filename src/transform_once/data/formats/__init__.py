@@ -50,7 +50,8 @@ def read(path: str | Path, **options: Any) -> Fields:
         raise TypeError(f"unknown option {', '.join(unknown)}: known are {', '.join(known)}")
     chosen = ReadOptions(**options)
     if not path.exists():
-        raise FileNotFoundError(f"there is no {path}: check the path")
+        where = "" if path.is_absolute() else f" in {Path.cwd()}"
+        raise FileNotFoundError(f"there is no {path}{where}: check the path")
     name = chosen.format or _format_of(path)
     if name == "fields":
         return _own(path, chosen)
