@@ -538,7 +538,7 @@ def test_missing_and_unknown(tmp_path):
         read(tmp_path / "x.npz", input_key="c", target_key="d")
     with pytest.raises(TypeError, match="unknown option inputkey: known are input_key, target_key"):
         read(tmp_path / "x.npz", inputkey="a")
-    with pytest.raises(FileNotFoundError, match="there is no /.*absent.h5: check the path"):
+    with pytest.raises(FileNotFoundError, match=r"there is no /.*absent.h5: check the path"):
         read(tmp_path / "absent.h5")
     with pytest.raises(FileNotFoundError, match=f"there is no absent.h5 in {Path.cwd()}: check the path"):
         read("absent.h5")  # such as the data of a run that was trained elsewhere

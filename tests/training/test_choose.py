@@ -65,6 +65,14 @@ def test_what_is_given_is_not_chosen(flow):
     assert torch.equal(some.config["modes"].indices, t1.TopM(20).fit(flow.target, "fourier").indices)
 
 
+def test_an_even_number_of_fourier_modes_is_said_to_mean_one_less(flow):
+    given = {"transform": "fourier", "modes": 6, "width": 4, "depth": 1}
+    _, said = choose_model(flow, "T1", given=given)
+    assert said == ["kept modes 5×5: sines and cosines come in pairs, so an even number means one less"]
+    for exact in ({"modes": 5}, {"transform": "dct"}, {"modes": (5, 7)}):
+        assert choose_model(flow, "T1", given=given | exact)[1] == []
+
+
 def test_top_modes_are_of_the_basis_that_needs_fewest_modes(flow):
     model, said = choose_model(flow, "T1", given={"top_modes": 20})
     assert model.transform.name == "fourier"

@@ -1,13 +1,14 @@
 """Rules that choose a model for data when the user does not: stated in one sentence each, the same for every model."""
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from transform_once.data.fields import Fields
 from transform_once.evaluation.analysis import Analysis, analyze
 from transform_once.models.ffno import FFNO, ReleasedFFNO
 from transform_once.models.fno import FNO, ReleasedFNO
-from transform_once.models.operator import Operator, check_choice
+from transform_once.models.operator import Operator, SpectralOperator, check_choice
 from transform_once.models.t1 import T1, T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
@@ -63,7 +64,13 @@ def choose_model(
         given["width"], sentence = _width(name, fields, given)
         said.append(sentence)
     channels = (history + 1) * fields.in_channels if fields.kind == "trajectories" else fields.in_channels
-    return make(channels, fields.out_channels, fields.resolution, **given), said
+    model = make(channels, fields.out_channels, fields.resolution, **given)
+    if isinstance(model, SpectralOperator) and counted is None and not model.transform.is_complex:
+        asked = given["modes"] if isinstance(given["modes"], Sequence) else (given["modes"],) * len(model.kept_shape)
+        if tuple(asked) != model.kept_shape:
+            kept = "×".join(map(str, model.kept_shape))
+            said.append(f"kept modes {kept}: sines and cosines come in pairs, so an even number means one less")
+    return model, said
 
 
 def _choose_transform(fields: Fields, given: dict[str, Any]) -> tuple[Analysis, list[str]]:
