@@ -236,8 +236,8 @@ def task(fields: t1.Fields, rolled: bool) -> t1.Fields:
 
 
 def at_resolution(model: Mapping[str, Any], resolution: int) -> dict[str, Any]:
-    """The model with modes in proportion to the resolution; they are given for 64."""
-    return {**model, "modes": max(1, model["modes"] * resolution // 64)} if "modes" in model else dict(model)
+    """The model with modes and waves in proportion to the resolution; they are given for 64."""
+    return {**model, **{n: max(1, model[n] * resolution // 64) for n in ("modes", "waves") if n in model}}
 
 
 def _error(model: Operator, fields: t1.Fields) -> float | None:
