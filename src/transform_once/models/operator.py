@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from transform_once.files import atomic_path
 from transform_once.spectral.modes import ModeSet
+from transform_once.spectral.precision import autocast_dtype
 from transform_once.spectral.transforms import Modes, get_transform
 
 # One key of a weights file's metadata holds everything: several would be written in random order.
@@ -134,7 +135,7 @@ class Operator(nn.Module, ABC):
         if not x.is_floating_point():
             raise TypeError(f"{type(self).__name__} expects real floating-point fields; got {x.dtype}: use x.float()")
         own = next((p.dtype for p in self.parameters()), x.dtype)
-        if x.dtype != own and not torch.is_autocast_enabled(x.device.type):
+        if x.dtype != own and autocast_dtype(x) is None:
             names = [str(dtype).removeprefix("torch.") for dtype in (own, x.dtype)]
             raise TypeError(
                 f"{type(self).__name__} has weights in {names[0]} and expects such fields; got {names[1]}: "
