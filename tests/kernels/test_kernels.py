@@ -239,7 +239,7 @@ def test_a_step_of_muon(device, pairs):
     expected = (1 - 0.01 * 0.1) * W - 0.01 * 3.0 * steps
     before = W.clone()
     muon.muon_step(W, G, M, torch.tensor(0.01, device=device), 0.95, 0.1, 3.0, *sizes)
-    assert torch.allclose(M, new, atol=1e-6)
+    assert ((M - new).flatten(1).abs().amax(1) <= 1e-6 * new.flatten(1).abs().amax(1)).all()
     # The rounds run in bfloat16 on a GPU, which training does not feel.
     tolerance = 0.05 if device.type == "cuda" else 1e-4
     assert (W - expected).abs().max() < tolerance * (expected - before).abs().max()
