@@ -39,8 +39,12 @@ CONSTANTS = {
         "IN": 32, "HIDDEN": 128, "OUT": 1, "P": 32, "H": 128, "Q": 16, "BIASES": True, "SINE": False, "C": 64,
         "OF_INPUT": True,
     },
-    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
-    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise: {
+        "WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True, "GATED": True,
+    },
+    perceptron._pointwise_backward: {
+        "WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True, "GATED": True,
+    },
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
 }  # fmt: skip

@@ -5,6 +5,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -109,17 +110,20 @@ def test_a_perceptron_and_its_gradients(device, sine, biases):
         assert relative(one, other) < 2e-6
 
 
-def test_the_pointwise_part_of_an_fno_layer(device):
+@pytest.mark.parametrize("gated", [False, True])
+def test_the_pointwise_part_of_an_fno_layer(device, gated):
     torch.manual_seed(0)
-    plain = FNOLayer(10, 3, 2).to(device, torch.float64)
+    plain = FNOLayer(10, 3, 2, gated).to(device, torch.float64)
+    torch.nn.init.normal_(plain.perceptron[-1].weight)
     v, s = (torch.randn(3, 10, 9, 8, device=device, dtype=torch.float64, requires_grad=True) for _ in range(2))
     plain.spectral = torch.nn.Identity()
     weights = plain.pointwise_weights
     own = [tensor.detach().float().requires_grad_() for tensor in (s, v, *weights)]
-    u = functional.gelu(s + plain.pointwise(v))
-    expected = plain.perceptron(u) + v
+    z = s + plain.pointwise(v)
+    u = functional.gelu(z)
+    expected = plain.perceptron(z if gated else u) + v
     for found, exact, count in (
-        (perceptron.fno_pointwise(own[0], own[1], own[2:]), expected, 8),
+        (perceptron.fno_pointwise(own[0], own[1], own[2:], gated), expected, 8),
         (perceptron.fno_pointwise(own[0], own[1], own[2:4]), u, 4),  # without the perceptron
     ):
         assert relative(found, exact) < 1e-6
@@ -140,11 +144,16 @@ def test_copies_in_another_order(device, order):
     assert torch.equal(gradient, weights.permute([order.index(axis) for axis in range(5)]))
 
 
-@pytest.mark.parametrize("kind", [t1.FNO, ReleasedFNO])
+@pytest.mark.parametrize(
+    "kind", [t1.FNO, partial(t1.FNO, activation="gate"), ReleasedFNO], ids=["fno", "gate", "released"]
+)
 def test_a_whole_fno_by_kernels(device, kind, monkeypatch):
     """Every decision on the way is taken as in training on a GPU; tf32 is what may differ."""
     torch.manual_seed(0)
     model, x = kind(1, 1, (16, 12), 3, 8, 2).to(device), torch.randn(2, 1, 16, 12, device=device)
+    for parameter in model.parameters():
+        if not parameter.any():  # gated layers begin with zeros, which would hide mistakes
+            torch.nn.init.normal_(parameter, std=0.3)
     exact = copy.deepcopy(model).double()
     expected = exact(x.double())
     others = gradients(expected, list(exact.parameters()))

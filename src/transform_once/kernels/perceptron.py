@@ -4,6 +4,7 @@ Fields are (samples, channels, points); a state of T1 is one sample whose points
 
     perceptron     y = W₂ f(W₁ x + b₁) + b₂                                       heads and lifts
     fno_pointwise  y = P₂ g(P₁ u + c₁) + c₂ + v, or y = u,   u = g(s + W v + b)    an FNO layer but for its transform
+                   y = P₂ (u ⊙ q(P₁ u + c₁)) + c₂ + v,       u = s + W v + b       the same with a gate
 
 Going back, hidden channels are computed again. Each program adds up its part of the gradients of the weights, and the
 parts are then added in a fixed order.
@@ -117,9 +118,16 @@ def _perceptron_backward(
 
 
 @triton.jit
+def _gate(z):
+    """q(z) = z / √(1 + z²) and its slope."""
+    root = tl.rsqrt(1.0 + z * z)
+    return z * root, root * root * root
+
+
+@triton.jit
 def _pointwise(
     S, V, W, b, P1, c1, P2, c2, Y, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr,
-    H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     w = _matrix(W, WIDTH, WIDTH, P, P)
     if PERCEPTRON:
@@ -128,9 +136,15 @@ def _pointwise(
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
         z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
-        y, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
+        z += tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            gate, _ = _gate(product(p1, z, PRECISION) + _bias(c1, HIDDEN, H))
+            h = z * gate
+        else:
+            y, _ = activation(z, False)
+            if PERCEPTRON:
+                h, _ = activation(product(p1, y, PRECISION) + _bias(c1, HIDDEN, H), False)
         if PERCEPTRON:
-            h, _ = activation(product(p1, y, PRECISION) + _bias(c1, HIDDEN, H), False)
             y = product(p2, h, PRECISION) + _bias(c2, WIDTH, P) + v
         tl.store(Y + place, y, mask=inside)
 
@@ -138,7 +152,8 @@ def _pointwise(
 @triton.jit
 def _pointwise_backward(
     S, V, W, b, P1, c1, P2, dY, dS, dV, parts, part_stride, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, GATED: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     w = _matrix(W, WIDTH, WIDTH, P, P)
     if PERCEPTRON:
@@ -149,16 +164,30 @@ def _pointwise_backward(
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
         z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
-        u, slope = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
+        z += tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            u, slope = z, 1.0
+        else:
+            u, slope = activation(z, False)
         d = tl.load(dY + place, mask=inside, other=0.0).to(tl.float32)
         if PERCEPTRON:
-            h, slope_h = activation(product(p1, u, PRECISION) + _bias(c1, HIDDEN, H), False)
+            h = product(p1, u, PRECISION) + _bias(c1, HIDDEN, H)
+            if GATED:
+                gate, slope_h = _gate(h)
+                h = u * gate
+                slope_h *= u
+            else:
+                h, slope_h = activation(h, False)
             of_c2 += tl.sum(d, 1)
             of_p2 += product(d, tl.trans(h), PRECISION)
-            dh = product(tl.trans(p2), d, PRECISION) * slope_h
+            of_h = product(tl.trans(p2), d, PRECISION)
+            dh = of_h * slope_h
             of_c1 += tl.sum(dh, 1)
             of_p1 += product(dh, tl.trans(u), PRECISION)
-            dz = tl.where(inside, product(tl.trans(p1), dh, PRECISION) * slope, 0.0)
+            dz = product(tl.trans(p1), dh, PRECISION)
+            if GATED:
+                dz += of_h * gate
+            dz = tl.where(inside, dz * slope, 0.0)
         else:
             dz = d * slope
         of_b += tl.sum(dz, 1)
@@ -198,13 +227,13 @@ def perceptron(
     return y.unflatten(2, x.shape[2:])
 
 
-def fno_pointwise(s: Tensor, v: Tensor, weights: Sequence[Tensor]) -> Tensor:
+def fno_pointwise(s: Tensor, v: Tensor, weights: Sequence[Tensor], gated: bool = False) -> Tensor:
     """Of fields (samples, channels, *points), u = g(s + W v + b), or with six weights P₂ g(P₁ u + c₁) + c₂ + v.
 
-    The weights are W, b, P₁, c₁, P₂, c₂, or the first two.
+    The weights are W, b, P₁, c₁, P₂, c₂, or the first two. With a gate there are six, all of them square.
     """
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
-    y = _Pointwise.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), *flat)
+    y = _Pointwise.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), gated, *flat)
     return y.unflatten(2, v.shape[2:])
 
 
@@ -257,11 +286,11 @@ class _Pointwise(torch.autograd.Function):
     """`fno_pointwise` and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, s: Tensor, v: Tensor, gated: bool, *weights: Tensor) -> Tensor:
         samples, width, points = v.shape
         hidden = len(weights[2]) if weights[2:] else 1
         sizes = {"WIDTH": width, "HIDDEN": hidden, "P": padded(width), "H": padded(hidden), "C": POINTS}
-        how = {"PERCEPTRON": bool(weights[2:]), "PRECISION": precision_of(v), "num_warps": WARPS}
+        how = {"PERCEPTRON": bool(weights[2:]), "GATED": gated, "PRECISION": precision_of(v), "num_warps": WARPS}
         ctx.options = {**sizes, **how}
         y = torch.empty_like(v)
         given = (*weights, *(None,) * (6 - len(weights)))
@@ -272,7 +301,7 @@ class _Pointwise(torch.autograd.Function):
 
     @staticmethod
     @kernels.once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         s, v, *weights = ctx.saved_tensors
         samples, _, points = v.shape
         shapes = [weight.shape for weight in weights]
@@ -283,7 +312,7 @@ class _Pointwise(torch.autograd.Function):
             **ctx.options,
             num_stages=1,
         )
-        return ds, dv, *_summed(parts, shapes)
+        return ds, dv, None, *_summed(parts, shapes)
 
 
 def _parts(x: Tensor, shapes: Sequence[Sequence[int]]) -> Tensor:

@@ -34,6 +34,7 @@ class T1Grid(SpectralOperator):
             to 64, 16 or 8 in one, two and three dimensions.
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
+        activation: Of the body: "gate", which multiplies channels, or "gelu", as in an FNO.
         out_resolution: Grid of the output where it is not the input's.
         body: Any module from (batch, in_channels, *points) to (batch, out_channels, *points), instead of the FNO.
     """
@@ -50,6 +51,7 @@ class T1Grid(SpectralOperator):
         waves: int | Sequence[int] | None = None,
         transform: str = "dct",
         init: Literal["vp", "xavier", "kaiming"] = "kaiming",
+        activation: Literal["gelu", "gate"] = "gate",
         out_resolution: Sequence[int] | None = None,
         body: nn.Module | None = None,
     ) -> None:
@@ -64,7 +66,7 @@ class T1Grid(SpectralOperator):
             if min(self.block) < 2:
                 raise ValueError(f"T1Grid needs at least two modes on every axis; got the block {self.block}")
             waves = tuple(min(MOST_WAVES[self.ndim], n // 2) for n in self.points) if waves is None else waves
-            body = FNO(in_channels, out_channels, self.points, waves, width, depth, init=init)
+            body = FNO(in_channels, out_channels, self.points, waves, width, depth, init=init, activation=activation)
         self.body = body
 
     def kspace(self, X: Tensor) -> Tensor:
