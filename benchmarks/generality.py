@@ -77,6 +77,7 @@ def jobs_of(problem: str, options: argparse.Namespace) -> list[Row]:
         {**about, "model": name, "share": share, "budget": share * options.seconds_per_run, "seed": seed}
         for seed in options.seeds
         for name, share in runs
+        if name in options.models
     ]
 
 
@@ -158,6 +159,7 @@ def main() -> None:
     parser.add_argument("--seconds-per-run", type=float, default=30.0)
     parser.add_argument("--seconds", type=float, help="begin no run that would not end within so many seconds")
     parser.add_argument("--only", nargs="+", default=list(PROBLEMS), choices=list(PROBLEMS), help="these problems")
+    parser.add_argument("--models", nargs="+", default=list(MODELS), choices=list(MODELS), help="these models")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0])
     parser.add_argument("--samples", type=int, default=1000, help="to train on")
     parser.add_argument("--held-out", type=int, default=200, help="to test on; half as many more to validate with")

@@ -16,7 +16,7 @@ MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow 
 
 
 class T1Grid(SpectralOperator):
-    """Transform, an FNO on the values that the kept modes take on few points, transform back.
+    """Transform, an FNO with gated layers on the values that the kept modes take on few points, transform back.
 
     A block of m modes and a field on m points of an axis are two sides of one thing, an m×m product apart. (Up to three
     points more make a size that is a multiple of four.) T1 takes its activation on the coefficients, this model on the
