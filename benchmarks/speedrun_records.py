@@ -163,9 +163,15 @@ def draw(protocol: "Protocol", groups: Sequence[Group], path: Path) -> Path:
 
     flows = [name for name, flow in protocol.flows.items() if not flow.frames]
     with rc_context(STYLE):
-        figure = Figure(figsize=(4.4 * len(flows), 3.4), layout="constrained")
+        figure = Figure(figsize=(4 * len(flows) + 2, 3.4), layout="constrained")
         for axes, flow in zip(figure.subplots(1, len(flows), squeeze=False)[0], flows, strict=True):
             _draw_panel(axes, protocol, groups, flow)
+        named = {
+            label: handle
+            for axes in figure.axes
+            for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+        }
+        figure.legend(named.values(), named.keys(), loc="outside right upper")
         return save_figure(figure, path)
 
 
@@ -194,7 +200,6 @@ def _draw_panel(axes: "Axes", protocol: "Protocol", groups: Sequence[Group], flo
         axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0) if high < 100 * low else (1.0, 3.0)))
         axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axis.set_minor_formatter(NullFormatter())
-    axes.legend()
 
 
 def _at(groups: Iterable[Group], flow: str, model: str, budget: float) -> Group | None:
