@@ -39,12 +39,8 @@ CONSTANTS = {
         "IN": 32, "HIDDEN": 128, "OUT": 1, "P": 32, "H": 128, "Q": 16, "BIASES": True, "SINE": False, "C": 64,
         "OF_INPUT": True,
     },
-    perceptron._pointwise: {
-        "WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True, "GATED": True,
-    },
-    perceptron._pointwise_backward: {
-        "WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True, "GATED": True,
-    },
+    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
 }  # fmt: skip
@@ -71,7 +67,11 @@ def kind(kernel, name):
 
 
 def main():
-    for kernel, constants in CONSTANTS.items():
+    for kernel, constants, gated in ((*one, gated) for one in CONSTANTS.items() for gated in (False, True)):
+        if gated and "GATED" not in kernel.arg_names:
+            continue
+        if "GATED" in kernel.arg_names:
+            constants = {**constants, "GATED": gated}
         if "PRECISION" in kernel.arg_names:
             constants = {**constants, "PRECISION": "bfloat16"}
         signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in kernel.arg_names}
