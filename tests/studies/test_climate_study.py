@@ -3,6 +3,7 @@
 import math
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -120,6 +121,11 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
         patch.setattr(study, "_figures", lambda *_: {})
         climate(folder, output, seconds=0, device="cpu", quick=True)
     assert not path.exists()  # no case was begun
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "train", lambda *_, **__: SimpleNamespace(finished=False))
+        with pytest.raises(KeyboardInterrupt):
+            climate(folder, output, device="cpu", quick=True)
+    assert not [row for row in Results(path).rows if row.get("epochs")]  # what a signal stopped is no row
     climate(folder, output, device="cpu", quick=True)
     rows = Results(path).rows
     forecasts = [row for row in rows if row["table"] == "forecast"]

@@ -104,6 +104,20 @@ def test_a_model_that_diverges_does_not_end_the_comparison(flow, tmp_path, monke
     assert found.advice.endswith("FNO gave no finite error.")
 
 
+def test_a_signal_ends_the_whole_comparison(flow, tmp_path, monkeypatch):
+    trained, train = [], module.train
+
+    def interrupted(*given, **settings):
+        trained.append(train(*given, **settings))
+        trained[-1].description["status"] = "interrupted"
+        return trained[-1]
+
+    monkeypatch.setattr(module, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        t1.compare(flow, 0.5, models=("T1", "FNO"), output=tmp_path, progress=False, device="cpu")
+    assert len(trained) == 1
+
+
 def test_bad_input_is_one_sentence(flow, tmp_path):
     with pytest.raises(ValueError, match="budget is the seconds that each model may train; got -1"):
         t1.compare(flow, -1, output=tmp_path)

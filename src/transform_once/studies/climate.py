@@ -294,6 +294,8 @@ def _trained(month: Month, device: str, case: Case) -> list[Row]:
     )
     settings = {name: options[name] for name in ("learning_rate", *TRAINING)}
     run = train(model, own, held, progress=False, device=device, seed=seed, optimizer="adamw", **settings)
+    if not run.finished:
+        raise KeyboardInterrupt
     part = "validation" if case.table == "search" else "test"
     about: Row = {
         "seed": seed,

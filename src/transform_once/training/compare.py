@@ -131,7 +131,10 @@ def _run(
         torch.manual_seed(chosen.seed)
         model, _ = choose_model(fields, name, chosen.history)
     options = {k: v for k, v in dataclasses.asdict(chosen).items() if v is not None}
-    return train(model, fields, validation, output=folder, again=folder.exists(), progress=progress, **options)
+    run = train(model, fields, validation, output=folder, again=folder.exists(), progress=progress, **options)
+    if not run.finished:  # a signal to stop is for the whole comparison
+        raise KeyboardInterrupt
+    return run
 
 
 def _row(
