@@ -8,15 +8,17 @@
 
 The rules are in docs/speedrun.md, what is tried in speedrun.yaml. Finished rows are skipped, and no run is begun that
 would not end within `--seconds`: the same command continues. `--change` names what is new in the code; its rows are
-new ones.
+new ones. `--together 4` runs four at a time, for as many steps as each would take alone in its budget: at the pace of
+the rows that ran alone, or of two seconds alone where there is none.
 """
 
 import argparse
 import json
 import math
+import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +26,8 @@ import torch
 import yaml
 from common import results_folder
 from orbits import elements, orbit_average, predictor
-from speedrun_records import write_records
-from timed_runs import Deadline, Row, Table, run_rows, train_for
+from speedrun_records import PACE, write_records
+from timed_runs import Deadline, Row, Table, run_rows, text, train_for
 
 import transform_once as t1
 from transform_once.config import Model
@@ -37,6 +39,7 @@ from transform_once.training.loss import relative_l2
 from transform_once.training.settings import settings_from
 
 PROTOCOL = Path(__file__).with_suffix(".yaml")
+PACE_SECONDS = 2.0  # of runs that show how many steps a second a configuration takes
 KEY = ("flow", "model", "candidate", "change", "budget", "seed", "resolution", "train", "configuration")
 
 
@@ -46,6 +49,7 @@ class Candidate:
 
     model: Mapping[str, Any]
     train: Mapping[str, Any] = field(default_factory=dict)
+    search: Sequence[float] = ()  # budgets at which it is tried, where they are not the flow's
 
     @property
     def configuration(self) -> str:
@@ -86,8 +90,15 @@ class Protocol:
         found = {}
         for name, given in self.flows[flow].candidates[model].items():
             made = strict(Candidate, given, f"candidate {name} of {model}")
-            found[name] = Candidate({"name": model, **made.model}, {**self.common, **made.train})
+            search = made.search or self.flows[flow].search
+            found[name] = Candidate({"name": model, **made.model}, {**self.common, **made.train}, search)
         return found
+
+    def tried(self, flow: str, model: str, budget: float) -> list[str]:
+        """The candidates of a search with this budget; all of them where the protocol has no such search."""
+        everyone = {name: self.candidates(flow, name) for name in self.flows[flow].candidates}
+        planned = any(budget in one.search for candidates in everyone.values() for one in candidates.values())
+        return [name for name, one in everyone[model].items() if budget in one.search or not planned]
 
 
 def load_protocol(path: Path = PROTOCOL, **changed: Any) -> Protocol:
@@ -98,10 +109,14 @@ def load_protocol(path: Path = PROTOCOL, **changed: Any) -> Protocol:
         flows = {name: replace(flow, tolerance=None) for name, flow in flows.items()}
     protocol = strict(Protocol, {**given, "flows": flows}, path.name)
     for name, flow in flows.items():
-        counts = {model: len(candidates) for model, candidates in flow.candidates.items()}
-        if len(set(counts.values())) != 1:
-            raise ValueError(f"all models of {name} must have the same number of candidates; got {counts}")
-        for model in counts:
+        budgets = {
+            at for model in flow.candidates for one in protocol.candidates(name, model).values() for at in one.search
+        }
+        for budget in sorted(budgets):
+            counts = {model: len(protocol.tried(name, model, budget)) for model in flow.candidates}
+            if len({count for count in counts.values() if count}) != 1:  # one may take no part in a search
+                raise ValueError(f"all models of {name} must have as many candidates at {budget} s; got {counts}")
+        for model in flow.candidates:
             for candidate in protocol.candidates(name, model).values():
                 strict(Model, candidate.model, f"a model of {name}")
                 settings_from(dict(candidate.train))
@@ -120,6 +135,7 @@ class Speedrun:
     chosen_by: str  # the change whose search the candidates are chosen by
     only: Sequence[str]
     deadline: Deadline
+    together: int = 1  # runs at a time
 
     @cached_property
     def searched(self) -> Table:
@@ -136,7 +152,7 @@ class Speedrun:
             self._job(flow, model, name, budget, seed)
             for budget in budgets or self.protocol.flows[flow].search
             for model in self.protocol.flows[flow].candidates
-            for name in self.protocol.candidates(flow, model)
+            for name in self.protocol.tried(flow, model, budget)
         ]
         return self._run(flow, self.searched, jobs, tested=False)
 
@@ -158,13 +174,17 @@ class Speedrun:
         def job(one: str, name: str, at: float) -> Row:
             return {**self._job(flow, one, name, at, seed), "change": self.chosen_by}
 
-        everything = [(one, name) for one in models for name in self.protocol.candidates(flow, one)]
-        complete = [at for at in tried if all(self.searched.find(job(*pair, at)) for pair in everything)]
+        def whole(at: float) -> bool:
+            return all(
+                self.searched.find(job(one, name, at)) for one in models for name in self.protocol.tried(flow, one, at)
+            )
+
+        complete = [at for at in tried if whole(at) and self.protocol.tried(flow, model, at)]
         if not complete:
             raise ValueError(f"the search of {flow} is not complete in {self.searched.path}: run search first")
         nearest = min(complete, key=lambda at: abs(math.log(at / budget)))
         errors = {}
-        for name in self.protocol.candidates(flow, model):
+        for name in self.protocol.tried(flow, model, nearest):
             row = self.searched.find(job(model, name, nearest))
             errors[name] = float(row["validation"]) if row and row["validation"] else math.inf
         return min(errors, key=lambda name: errors[name])
@@ -179,28 +199,45 @@ class Speedrun:
         wanted = [job for job in jobs if set(self.only) <= {flow, job["model"], job["candidate"]}]
         if all(table.finished(job) for job in wanted):
             return 0
-        parts = self._parts(flow)
-        return run_rows(table, wanted, lambda job: self._row(job, parts, tested), self.deadline, self.device)
+        self._solve(flow)
+        work = partial(self._row, tested=tested)
+        if self.together > 1:
+            unknown = {_work(job): job for job in wanted if not table.finished(job) and not self._pace(job)}
+            short = [{**job, "change": PACE, "budget": PACE_SECONDS} for job in unknown.values()]
+            run_rows(self.searched, short, partial(self._row, tested=False), self.deadline, self.device)
+            wanted = [{**job, "pace": self._pace(job)} for job in wanted]
+        ready = [job for job in wanted if self.together == 1 or job["pace"]]
+        left = run_rows(table, ready, work, self.deadline, self.device, self.together)
+        return left + len(wanted) - len(ready)
 
-    def _row(self, job: Row, parts: Mapping[str, t1.Fields], tested: bool) -> Row:
+    def _pace(self, job: Row) -> float | None:
+        """Steps a second of such a run when it has the device for itself: the median of the rows that had."""
+        rows = [row for row in (*self.searched.rows, *self.finals.rows) if row.get("steps") and not row.get("pace")]
+        paces = [float(row["steps"]) / float(row["seconds"]) for row in rows if _work(row) == _work(job)]
+        return statistics.median(paces) if paces else None
+
+    def _row(self, job: Row, tested: bool) -> Row:
         protocol, budget = self.protocol, float(job["budget"])
         candidate = protocol.candidates(job["flow"], job["model"])[job["candidate"]]
         rolled = "history" in candidate.train
-        train, validation, test = (task(parts[name], rolled) for name in ("train", "validation", "test"))
+        parts = load_parts(self._solve(job["flow"]), protocol.held_out, protocol.train, rolled)
 
         def make() -> Operator:
             given = strict(Model, at_resolution(candidate.model, protocol.resolution), "a model")
-            return given.build(train, candidate.train.get("history", 0), job["seed"])[0]
+            return given.build(parts["train"], candidate.train.get("history", 0), job["seed"])[0]
 
         settings = {**candidate.train, "seed": job["seed"]}
-        model, row = train_for(budget, make, train, None, settings, self.device)
-        row |= {"viscosity": protocol.flows[job["flow"]].viscosity, "validation": _error(model, validation)}
+        model, row = train_for(budget, make, parts["train"], None, settings, self.device, job.get("pace"))
+        row |= {"viscosity": protocol.flows[job["flow"]].viscosity, "validation": _error(model, parts["validation"])}
         if tested:
-            row |= {"test": _error(model, test), "test_orbit": _orbit_error(model, test, protocol.shifts)}
+            row |= {
+                "test": _error(model, parts["test"]),
+                "test_orbit": _orbit_error(model, parts["test"], protocol.shifts),
+            }
         return row
 
-    def _parts(self, name: str) -> dict[str, t1.Fields]:
-        """The samples to train on, to choose by and to test on, solved for where they are not there yet."""
+    def _solve(self, name: str) -> Path:
+        """The file with a flow's samples, which are solved for where it is not there yet."""
         protocol, flow = self.protocol, self.protocol.flows[name]
         samples = 2 * protocol.held_out + protocol.train
         tolerance = flow.tolerance or protocol.tolerance
@@ -219,11 +256,25 @@ class Speedrun:
                 tolerance=tolerance,
                 device=str(self.device),
             )
-        fields = t1.Fields.open(path)
-        if flow.frames:
-            fields = fields.select(frames=slice(1, None))  # the initial field is none of them
-        test, validation, train = fields.split(protocol.held_out, protocol.held_out, protocol.train)
-        return {"train": train.load(), "validation": validation.load(), "test": test.load()}
+        return path
+
+
+def _work(row: Row) -> tuple[str, ...]:
+    """What the time of a step depends on: all of a configuration but rates and decay."""
+    given = json.loads(row["configuration"])
+    train = {name: value for name, value in given["train"].items() if name not in ("learning_rate", "weight_decay")}
+    about = (text(row[name]) for name in ("flow", "resolution", "train"))
+    return (*about, json.dumps([given["model"], train], sort_keys=True))
+
+
+@lru_cache(maxsize=2)
+def load_parts(path: Path, held_out: int, train: int, rolled: bool) -> dict[str, t1.Fields]:
+    """The samples to train on, to choose by and to test on, in the form that a candidate takes them in."""
+    fields = t1.Fields.open(path)
+    if fields.kind == "trajectories":
+        fields = fields.select(frames=slice(1, None))  # the initial field is none of them
+    parts = zip(("test", "validation", "train"), fields.split(held_out, held_out, train), strict=True)
+    return {name: task(part.load(), rolled) for name, part in parts}
 
 
 def task(fields: t1.Fields, rolled: bool) -> t1.Fields:
@@ -276,6 +327,7 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", default=[], help="names that a run must have: of a flow, model, candidate")
     parser.add_argument("--budgets", type=float, nargs="+", default=[], help="instead of the protocol's")
     parser.add_argument("--change", default="first", help="what is new in the code; the rows of each change are kept")
+    parser.add_argument("--together", type=int, default=1, help="runs at a time, by steps instead of seconds")
     parser.add_argument("--chosen-by", help="final: choose by the search of this change instead")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, help="folder of the rows; by default that of the hardware")
@@ -297,7 +349,7 @@ def main() -> None:
     output = options.output or results_folder(device.type)
     changes = (options.change, options.chosen_by or options.change)
     deadline = Deadline(options.seconds)
-    speedrun = Speedrun(protocol, output, options.data, device, *changes, options.only, deadline)
+    speedrun = Speedrun(protocol, output, options.data, device, *changes, options.only, deadline, options.together)
     if options.stage == "records":
         print(write_records(protocol, speedrun.searched.rows, speedrun.finals.rows, options.figures, options.page))
         return

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 NAMES = {"T1Plus": "T1+"}
 PICTURE = "speedrun.png"
+PACE = "pace"  # the change that rows have which are there for their steps a second alone
 
 
 @dataclass(frozen=True)
@@ -116,7 +117,8 @@ def record_table(protocol: "Protocol", groups: Sequence[Group]) -> str:
 
 def search_table(protocol: "Protocol", rows: Iterable[Row]) -> str:
     """What was tried: candidates from best to worst for each flow and model."""
-    kept = [row for row in rows if (row["resolution"], row["train"]) == (str(protocol.resolution), str(protocol.train))]
+    size = (str(protocol.resolution), str(protocol.train))
+    kept = [row for row in rows if (row["resolution"], row["train"]) == size and row["change"] != PACE]
     order = {name: number for number, name in enumerate(protocol.flows)}
     kept.sort(key=lambda row: (order.get(row["flow"], 99), row["model"], float(row["budget"]), _validation(row)))
     lines = [
