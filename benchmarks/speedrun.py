@@ -39,6 +39,7 @@ from transform_once.training.loss import relative_l2
 from transform_once.training.settings import settings_from
 
 PROTOCOL = Path(__file__).with_suffix(".yaml")
+FIRST = "first"  # the change of rows without another name; a model not searched under a change is chosen by these
 PACE_SECONDS = 2.0  # of runs that show how many steps a second a configuration takes
 KEY = ("flow", "model", "candidate", "change", "budget", "seed", "resolution", "train", "configuration")
 
@@ -132,7 +133,6 @@ class Speedrun:
     data: Path
     device: torch.device
     change: str
-    chosen_by: str  # the change whose search the candidates are chosen by
     only: Sequence[str]
     deadline: Deadline
     together: int = 1  # runs at a time
@@ -171,13 +171,12 @@ class Speedrun:
         seed, models = self.protocol.search_seed, self.protocol.flows[flow].candidates
         tried = sorted({float(row["budget"]) for row in self.searched.rows if row["flow"] == flow})
 
-        def job(one: str, name: str, at: float) -> Row:
-            return {**self._job(flow, one, name, at, seed), "change": self.chosen_by}
+        def found(one: str, name: str, at: float) -> Row | None:
+            job = self._job(flow, one, name, at, seed)
+            return self.searched.find(job) or self.searched.find({**job, "change": FIRST})
 
         def whole(at: float) -> bool:
-            return all(
-                self.searched.find(job(one, name, at)) for one in models for name in self.protocol.tried(flow, one, at)
-            )
+            return all(found(one, name, at) for one in models for name in self.protocol.tried(flow, one, at))
 
         complete = [at for at in tried if whole(at) and self.protocol.tried(flow, model, at)]
         if not complete:
@@ -185,7 +184,7 @@ class Speedrun:
         nearest = min(complete, key=lambda at: abs(math.log(at / budget)))
         errors = {}
         for name in self.protocol.tried(flow, model, nearest):
-            row = self.searched.find(job(model, name, nearest))
+            row = found(model, name, nearest)
             errors[name] = float(row["validation"]) if row and row["validation"] else math.inf
         return min(errors, key=lambda name: errors[name])
 
@@ -203,7 +202,7 @@ class Speedrun:
         work = partial(self._row, tested=tested)
         if self.together > 1:
             unknown = {_work(job): job for job in wanted if not table.finished(job) and not self._pace(job)}
-            short = [{**job, "change": PACE, "budget": PACE_SECONDS} for job in unknown.values()]
+            short = [{**job, "change": PACE + self.change, "budget": PACE_SECONDS} for job in unknown.values()]
             run_rows(self.searched, short, partial(self._row, tested=False), self.deadline, self.device)
             wanted = [{**job, "pace": self._pace(job)} for job in wanted]
         ready = [job for job in wanted if self.together == 1 or job["pace"]]
@@ -213,8 +212,11 @@ class Speedrun:
     def _pace(self, job: Row) -> float | None:
         """Steps a second of such a run when it has the device for itself: the median of the rows that had."""
         rows = [row for row in (*self.searched.rows, *self.finals.rows) if row.get("steps") and not row.get("pace")]
-        paces = [float(row["steps"]) / float(row["seconds"]) for row in rows if _work(row) == _work(job)]
-        return statistics.median(paces) if paces else None
+        for change in (self.change, FIRST):
+            ours = [row for row in rows if row["change"] in (change, PACE + change) and _work(row) == _work(job)]
+            if ours:
+                return statistics.median(float(row["steps"]) / float(row["seconds"]) for row in ours)
+        return None
 
     def _row(self, job: Row, tested: bool) -> Row:
         protocol, budget = self.protocol, float(job["budget"])
@@ -326,9 +328,8 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, help="begin no run that would not end within so many seconds")
     parser.add_argument("--only", nargs="+", default=[], help="names that a run must have: of a flow, model, candidate")
     parser.add_argument("--budgets", type=float, nargs="+", default=[], help="instead of the protocol's")
-    parser.add_argument("--change", default="first", help="what is new in the code; the rows of each change are kept")
+    parser.add_argument("--change", default=FIRST, help="what is new in the code; the rows of each change are kept")
     parser.add_argument("--together", type=int, default=1, help="runs at a time, by steps instead of seconds")
-    parser.add_argument("--chosen-by", help="final: choose by the search of this change instead")
     parser.add_argument("--device", default="auto")
     parser.add_argument("--output", type=Path, help="folder of the rows; by default that of the hardware")
     parser.add_argument("--data", type=Path, default=Path("runs/data"), help="folder for the solver's data")
@@ -347,9 +348,10 @@ def main() -> None:
     protocol = load_protocol(options.protocol, **changed)
     device = choose_device(options.device)
     output = options.output or results_folder(device.type)
-    changes = (options.change, options.chosen_by or options.change)
     deadline = Deadline(options.seconds)
-    speedrun = Speedrun(protocol, output, options.data, device, *changes, options.only, deadline, options.together)
+    speedrun = Speedrun(
+        protocol, output, options.data, device, options.change, options.only, deadline, options.together
+    )
     if options.stage == "records":
         print(write_records(protocol, speedrun.searched.rows, speedrun.finals.rows, options.figures, options.page))
         return

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 NAMES = {"T1Plus": "T1+"}
 PICTURE = "speedrun.png"
-PACE = "pace"  # the change that rows have which are there for their steps a second alone
+PACE = "pace of "  # before the change in rows that are there for their steps a second alone
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ def record_table(protocol: "Protocol", groups: Sequence[Group]) -> str:
 def search_table(protocol: "Protocol", rows: Iterable[Row]) -> str:
     """What was tried: candidates from best to worst for each flow and model."""
     size = (str(protocol.resolution), str(protocol.train))
-    kept = [row for row in rows if (row["resolution"], row["train"]) == size and row["change"] != PACE]
+    kept = [row for row in rows if (row["resolution"], row["train"]) == size and not row["change"].startswith(PACE)]
     order = {name: number for number, name in enumerate(protocol.flows)}
     kept.sort(key=lambda row: (order.get(row["flow"], 99), row["model"], float(row["budget"]), _validation(row)))
     lines = [

@@ -72,7 +72,7 @@ class Model:
         waves: Wave numbers on both sides that a layer of a T1Grid acts on, a number or one per axis.
         transform: dct, fourier or dft.
         init: vp, xavier or kaiming.
-        activation: Of the layers: gelu or sine in T1 and T1Plus, gelu or gate in T1Grid and FNO.
+        activation: gelu or sine, of the layers of T1 and T1Plus.
         head_activation: gelu or sine, of the head of a T1; sine as in the released research code.
         local: pointwise or conv: small maps of the fields around a T1, for fields with jumps.
         coordinates: Whether an FFNO sees the coordinates; the paper's does not.
@@ -87,7 +87,7 @@ class Model:
     waves: int | list[int] | None = None
     transform: Literal["dct", "fourier", "dft"] | None = None
     init: Literal["vp", "xavier", "kaiming", "dfpnet"] | None = None
-    activation: Literal["gelu", "sine", "gate"] | None = None
+    activation: Literal["gelu", "sine"] | None = None
     head_activation: Literal["gelu", "sine"] | None = None
     local: Literal["pointwise", "conv"] | None = None
     coordinates: bool | None = None

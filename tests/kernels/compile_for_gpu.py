@@ -7,12 +7,13 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transform_once.kernels import layer, layout, lift, loss, motion, muon, norm, perceptron, transform
+from transform_once.kernels import layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform
 
 LOW, FULL = "*bf16", "*fp32"
 # In low precision:
-STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "dS", "dV"}
+STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "T", "U", "dS", "dV", "dT", "dU"}
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
+GRID = {"AXES": 2, "N1": 1, "N2": 20, "N3": 20}
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
     layer._channels_backward: {"WIDTH": 48, "P": 64, "S": 64},
@@ -29,6 +30,10 @@ CONSTANTS = {
         "M1": 23, "M2": 23, "COUNT": 3, "FACTORS": 1, "SWAPS": True, "CONSTANTS": True, "BLOCK": 1024,
     },
     muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 64, "ROUNDS": 5},
+    neighbours._forward: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
+    neighbours._backward_gate: {"WIDTH": 32, "P": 32, "C": 64},
+    neighbours._backward_maps: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
+    neighbours._backward_input: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
     norm._sums: {"BACKWARD": True, "ROWS": 64, "CHANNELS": 32},
     norm._normalize: {"PARTS": 32, "ROWS": 64, "CHANNELS": 32},
     norm._gradient: {"PARTS": 32, "ROWS": 64, "CHANNELS": 32},
@@ -39,8 +44,8 @@ CONSTANTS = {
         "IN": 32, "HIDDEN": 128, "OUT": 1, "P": 32, "H": 128, "Q": 16, "BIASES": True, "SINE": False, "C": 64,
         "OF_INPUT": True,
     },
-    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
-    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
 }  # fmt: skip
@@ -67,11 +72,11 @@ def kind(kernel, name):
 
 
 def main():
-    for kernel, constants, gated in ((*one, gated) for one in CONSTANTS.items() for gated in (False, True)):
-        if gated and "GATED" not in kernel.arg_names:
+    for kernel, constants, periodic in ((*one, periodic) for one in CONSTANTS.items() for periodic in (True, False)):
+        if "PERIODIC" in kernel.arg_names:
+            constants = {**constants, "PERIODIC": periodic}
+        elif periodic:
             continue
-        if "GATED" in kernel.arg_names:
-            constants = {**constants, "GATED": gated}
         if "PRECISION" in kernel.arg_names:
             constants = {**constants, "PRECISION": "bfloat16"}
         signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in kernel.arg_names}
@@ -79,7 +84,7 @@ def main():
         source = ASTSource(fn=kernel, signature=signature, constexprs=values)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
         assert "ptx" in compiled.asm
-    modules = (layer, layout, lift, loss, motion, muon, norm, perceptron, transform)
+    modules = (layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform)
     found = {f for one in modules for f in vars(one).values() if isinstance(f, triton.runtime.JITFunction)}
     launched = {f for f in found if any("program_id" in line for line in f.src.splitlines())}
     assert launched <= set(CONSTANTS), [f.__name__ for f in launched - set(CONSTANTS)]

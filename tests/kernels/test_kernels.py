@@ -5,7 +5,6 @@ import math
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,9 +14,10 @@ from torch.nn import functional
 import transform_once as t1
 from transform_once import kernels
 from transform_once.data.symmetries import Symmetry, draw
-from transform_once.kernels import layer, layout, lift, loss, motion, muon, norm, perceptron, transform
+from transform_once.kernels import layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform
 from transform_once.models.fno import FNOLayer, ReleasedFNO
 from transform_once.models.layers import T1Layer
+from transform_once.models.t1_grid import GridLayer
 from transform_once.models.unet import BatchNorm
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
 from transform_once.spectral.bases import matrix
@@ -110,26 +110,41 @@ def test_a_perceptron_and_its_gradients(device, sine, biases):
         assert relative(one, other) < 2e-6
 
 
-@pytest.mark.parametrize("gated", [False, True])
-def test_the_pointwise_part_of_an_fno_layer(device, gated):
+def test_the_pointwise_part_of_an_fno_layer(device):
     torch.manual_seed(0)
-    plain = FNOLayer(10, 3, 2, gated).to(device, torch.float64)
-    torch.nn.init.normal_(plain.perceptron[-1].weight)
+    plain = FNOLayer(10, 3, 2).to(device, torch.float64)
     v, s = (torch.randn(3, 10, 9, 8, device=device, dtype=torch.float64, requires_grad=True) for _ in range(2))
     plain.spectral = torch.nn.Identity()
     weights = plain.pointwise_weights
     own = [tensor.detach().float().requires_grad_() for tensor in (s, v, *weights)]
-    z = s + plain.pointwise(v)
-    u = functional.gelu(z)
-    expected = plain.perceptron(z if gated else u) + v
+    u = functional.gelu(s + plain.pointwise(v))
+    expected = plain.perceptron(u) + v
     for found, exact, count in (
-        (perceptron.fno_pointwise(own[0], own[1], own[2:], gated), expected, 8),
+        (perceptron.fno_pointwise(own[0], own[1], own[2:]), expected, 8),
         (perceptron.fno_pointwise(own[0], own[1], own[2:4]), u, 4),  # without the perceptron
     ):
         assert relative(found, exact) < 1e-6
         others = gradients(exact, [s, v, *weights][:count])
         for one, other in zip(gradients(found, own[:count]), others, strict=True):
             assert relative(one, other) < 2e-6
+
+
+@pytest.mark.parametrize("periodic", [True, False], ids=["periodic", "bounded"])
+@pytest.mark.parametrize(("grid", "width"), [((70,), 10), ((9, 8), 40), ((4, 6, 5), 10), ((2, 3), 10)], ids=str)
+def test_a_layer_of_t1_grid_and_its_gradients(device, grid, width, periodic):
+    torch.manual_seed(0)
+    plain = GridLayer(width, 1, len(grid), periodic).to(device, torch.float64)
+    torch.nn.init.normal_(plain.last.weight)
+    torch.nn.init.normal_(plain.last.bias)
+    v, s = (torch.randn(3, width, *grid, device=device, dtype=torch.float64, requires_grad=True) for _ in range(2))
+    plain.spectral = torch.nn.Identity()
+    plain.spectral.register_forward_hook(lambda *_: s)
+    exact = [s, v, *plain.local_weights]
+    own = [tensor.detach().float().requires_grad_() for tensor in exact]
+    expected, found = plain(v), neighbours.grid_layer(*own[:2], own[2:], periodic)
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, own), gradients(expected, exact), strict=True):
+        assert relative(one, other) < 2e-6
 
 
 @pytest.mark.parametrize("order", [(2, 4, 1, 3, 0), (4, 2, 0, 3, 1)], ids=str)
@@ -144,16 +159,11 @@ def test_copies_in_another_order(device, order):
     assert torch.equal(gradient, weights.permute([order.index(axis) for axis in range(5)]))
 
 
-@pytest.mark.parametrize(
-    "kind", [t1.FNO, partial(t1.FNO, activation="gate"), ReleasedFNO], ids=["fno", "gate", "released"]
-)
+@pytest.mark.parametrize("kind", [t1.FNO, ReleasedFNO])
 def test_a_whole_fno_by_kernels(device, kind, monkeypatch):
     """Every decision on the way is taken as in training on a GPU; tf32 is what may differ."""
     torch.manual_seed(0)
     model, x = kind(1, 1, (16, 12), 3, 8, 2).to(device), torch.randn(2, 1, 16, 12, device=device)
-    for parameter in model.parameters():
-        if not parameter.any():  # gated layers begin with zeros, which would hide mistakes
-            torch.nn.init.normal_(parameter, std=0.3)
     exact = copy.deepcopy(model).double()
     expected = exact(x.double())
     others = gradients(expected, list(exact.parameters()))
@@ -168,6 +178,29 @@ def test_a_whole_fno_by_kernels(device, kind, monkeypatch):
     assert relative(found, expected) < 2e-3
     for one, other in zip(ours, others, strict=True):
         assert relative(one, other) < 1e-2
+
+
+@pytest.mark.parametrize("transform", ["dct", "fourier"])
+def test_a_whole_t1_grid_by_kernels(device, transform, monkeypatch):
+    torch.manual_seed(0)
+    model = t1.T1Grid(1, 1, (16, 12), (7, 9), 8, 2, waves=2, transform=transform).to(device)
+    for parameter in model.parameters():
+        if not parameter.any():  # layers begin with zeros, which would hide mistakes
+            torch.nn.init.normal_(parameter, std=0.3)
+    exact, X = copy.deepcopy(model).double(), torch.randn(2, 1, 7, 9, device=device)
+    expected = exact.kspace(X.double())
+    others = gradients(expected, list(exact.parameters()))
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    monkeypatch.setattr(kernels, "pays", lambda _: True)
+    used, layer = [], neighbours.grid_layer
+    monkeypatch.setattr(neighbours, "grid_layer", lambda *given: used.append(1) or layer(*given))
+    with matmul_precision("high"):
+        found = model.kspace(X)
+        ours = gradients(found, list(model.parameters()))
+    assert len(used) == 2
+    assert relative(found, expected) < 2e-3
+    for one, other in zip(ours, others, strict=True):
+        assert relative(one, other) < 2e-2
 
 
 @pytest.mark.parametrize("symmetries", [NAVIER_STOKES_SYMMETRIES, (Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),)])

@@ -36,22 +36,6 @@ def test_the_fno_equals_the_textbook():
     assert torch.allclose(model(x), model.head(last.perceptron(u) + v), atol=1e-12)
 
 
-def test_gated_layers_equal_their_formula_and_begin_as_the_identity():
-    torch.manual_seed(0)
-    model = t1.FNO(1, 1, (18, 15), modes=(5, 4), width=6, depth=2, activation="gate").double()
-    x = torch.randn(3, 1, 18, 15, dtype=torch.float64)
-    v = model.lift(torch.cat([x, fno.coordinate_channels(x)], 1))
-    assert torch.allclose(model(x), model.head(v), atol=1e-12)
-    for layer in model.layers:
-        torch.nn.init.normal_(layer.perceptron[1].weight)
-        u = textbook_convolution(layer.spectral, v) + layer.pointwise(v)
-        angle = torch.atan(layer.perceptron[0].map(u))  # sin(atan z) = z / √(1 + z²)
-        v = layer.perceptron[1](u * angle.sin()) + v
-    assert torch.allclose(model(x), model.head(v), atol=1e-12)
-    with pytest.raises(ValueError, match="activation must be one of"):
-        t1.FNO(1, 1, (18, 15), modes=3, activation="sine")
-
-
 @pytest.mark.parametrize("phase_blind", [False, True])
 def test_the_released_fno_equals_its_description(phase_blind):
     model = ReleasedFNO(1, 1, (18, 15), modes=(5, 4), width=6, depth=2, phase_blind=phase_blind).double()

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.models.t1_grid import GridLayer, periodic_coordinates
 
 
 @pytest.mark.parametrize("transform", ["dct", "fourier"])
@@ -29,12 +30,48 @@ def test_with_fewer_modes_it_is_its_body_on_the_small_field(transform):
 
 
 def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_a_limit():
-    assert t1.T1Grid(1, 1, (512,), 200, width=4, depth=1).body.config["modes"] == (64,)
-    assert t1.T1Grid(1, 1, (40, 40, 40), (32, 12, 20), width=2, depth=1).body.config["modes"] == (8, 6, 8)
-    assert t1.T1Grid(1, 1, (64, 64), 24).body.config["modes"] == (12, 12)
-    assert t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier").body.config["modes"] == (14, 6)
-    assert t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1).body.config["modes"] == (16, 16)
-    assert t1.T1Grid(1, 1, (64, 64), 24, width=4, depth=1, waves=5).body.config["modes"] == 5
+    def waves(model):
+        (found,) = {layer.spectral.modes for layer in model.body.layers}
+        return found
+
+    assert waves(t1.T1Grid(1, 1, (512,), 200, width=4, depth=1)) == (64,)
+    assert waves(t1.T1Grid(1, 1, (40, 40, 40), (32, 12, 20), width=2, depth=1)) == (8, 6, 8)
+    assert waves(t1.T1Grid(1, 1, (64, 64), 24)) == (12, 12)
+    assert waves(t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier")) == (14, 6)
+    assert waves(t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1)) == (16, 16)
+    assert waves(t1.T1Grid(1, 1, (64, 64), 24, width=4, depth=1, waves=5)) == (5, 5)
+
+
+@pytest.mark.parametrize("size", [(12,), (8, 12), (4, 8, 6)], ids=str)
+@pytest.mark.parametrize("periodic", [True, False], ids=["periodic", "bounded"])
+def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
+    torch.manual_seed(0)
+    layer = GridLayer(5, 2, len(size), periodic).double()
+    v = torch.randn(3, 5, *size, dtype=torch.float64)
+    assert torch.equal(layer(v), v)
+    torch.nn.init.normal_(layer.last.weight)
+    mode = "circular" if periodic else "replicate"
+    around = torch.nn.functional.pad(v, (1, 1) * len(size), mode=mode)
+    weights = layer.local.weight.flatten(1).unflatten(1, (1 + 2 * len(size), 5))
+    u = layer.spectral(v) + layer.local.bias.view(-1, *(1,) * len(size))
+    middle = [slice(1, n + 1) for n in size]
+    places = [middle, *([*middle[:a], slice(s, s + n), *middle[a + 1 :]] for a, n in enumerate(size) for s in (0, 2))]
+    for j, place in enumerate(places):
+        u = u + torch.einsum("oi,bi...->bo...", weights[:, j], around[:, :, *place])
+    angle = torch.atan(layer.gate(u))  # sin(atan z) = z / √(1 + z²)
+    assert torch.allclose(layer(v), layer.last(u * angle.sin()) + v, atol=1e-12)
+
+
+def test_coordinates_of_a_periodic_field_have_no_seam():
+    x = torch.zeros(2, 1, 8, 12, dtype=torch.float64)
+    c = periodic_coordinates(x)
+    assert c.shape == (2, 4, 8, 12)
+    rows, columns = torch.arange(8).double() / 8, torch.arange(12).double() / 12
+    assert torch.allclose(c[1, 0, :, 3], torch.sin(2 * math.pi * rows))
+    assert torch.allclose(c[0, 3, 5], torch.cos(2 * math.pi * columns))
+    moved = t1.T1Grid(1, 1, (8, 12), (7, 11), width=6, depth=1, transform="fourier").body
+    assert moved.lift[0].in_channels == 5
+    assert t1.T1Grid(1, 1, (8, 12), (7, 11), width=6, depth=1).body.lift[0].in_channels == 3
 
 
 def test_any_body_works(tmp_path):
@@ -54,6 +91,10 @@ def test_any_body_works(tmp_path):
         (lambda: t1.T1Grid(1, 1, (16, 16), t1.TopM(9).fit(torch.randn(2, 1, 16, 16))), "not a ModeSet"),
         (lambda: t1.T1Grid(1, 1, (16, 16), (1, 8)), "at least two modes on every axis"),
         (lambda: t1.T1Grid(1, 1, (16, 16), 8, init="zeros"), "init must be one of"),
+        (
+            lambda: t1.T1Grid(1, 1, (16, 16), 8, waves=(3, 5)),
+            r"waves lie between 1 and half of the points of an axis, \(4, 4\); got \(3, 5\)",
+        ),
         (
             lambda: t1.T1Grid(1, 2, (16, 16), 8, body=torch.nn.Conv2d(1, 2, 3))(torch.randn(1, 1, 16, 16)),
             r"the body must return fields of shape \(1, 2, 8, 8\)",

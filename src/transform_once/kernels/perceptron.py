@@ -4,7 +4,6 @@ Fields are (samples, channels, points); a state of T1 is one sample whose points
 
     perceptron     y = W₂ f(W₁ x + b₁) + b₂                                       heads and lifts
     fno_pointwise  y = P₂ g(P₁ u + c₁) + c₂ + v, or y = u,   u = g(s + W v + b)    an FNO layer but for its transform
-                   y = P₂ (u ⊙ q(P₁ u + c₁)) + c₂ + v,       u = s + W v + b       the same with a gate
 
 Going back, hidden channels are computed again. Each program adds up its part of the gradients of the weights, and the
 parts are then added in a fixed order.
@@ -27,28 +26,28 @@ MOST_CHANNELS, MOST_HIDDEN = 64, 128
 
 
 @triton.jit
-def _matrix(pointer, ROWS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
+def matrix_of(pointer, ROWS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
     """A matrix, filled up with zeros to P×Q."""
     i, j = tl.arange(0, P)[:, None], tl.arange(0, Q)[None, :]
     return tl.load(pointer + i * COLUMNS + j, mask=(i < ROWS) & (j < COLUMNS), other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _bias(pointer, ROWS: tl.constexpr, P: tl.constexpr):
+def bias_column(pointer, ROWS: tl.constexpr, P: tl.constexpr):
     """A column, filled up with zeros."""
     i = tl.arange(0, P)[:, None]
     return tl.load(pointer + i, mask=i < ROWS, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def _store_part(pointer, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
+def store_part(pointer, total, ROWS: tl.constexpr, COLUMNS: tl.constexpr, P: tl.constexpr, Q: tl.constexpr):
     """A program's part of the gradient of a matrix."""
     i, j = tl.arange(0, P)[:, None], tl.arange(0, Q)[None, :]
     tl.store(pointer + i * COLUMNS + j, total, mask=(i < ROWS) & (j < COLUMNS))
 
 
 @triton.jit
-def _store_sums(pointer, total, ROWS: tl.constexpr, P: tl.constexpr):
+def store_sums(pointer, total, ROWS: tl.constexpr, P: tl.constexpr):
     """A program's part of the gradient of a bias."""
     i = tl.arange(0, P)
     tl.store(pointer + i, total, mask=i < ROWS)
@@ -71,14 +70,14 @@ def _perceptron(
 ):  # fmt: skip
     place, inside = _tile(tl.program_id(0), points, IN, P, C)
     x = tl.load(X + place, mask=inside, other=0.0).to(tl.float32)
-    h = product(_matrix(W1, HIDDEN, IN, H, P), x, PRECISION)
+    h = product(matrix_of(W1, HIDDEN, IN, H, P), x, PRECISION)
     if BIASES:
-        h += _bias(b1, HIDDEN, H)
+        h += bias_column(b1, HIDDEN, H)
     value, _ = activation(h, SINE)
-    w2 = _matrix(W2, OUT, HIDDEN, Q, H)
+    w2 = matrix_of(W2, OUT, HIDDEN, Q, H)
     y = product(w2, value, "tf32" if PRECISION == "bfloat16" else PRECISION)
     if BIASES:
-        y += _bias(b2, OUT, Q)
+        y += bias_column(b2, OUT, Q)
     place, inside = _tile(tl.program_id(0), points, OUT, Q, C)
     tl.store(Y + place, y, mask=inside)
 
@@ -89,7 +88,7 @@ def _perceptron_backward(
     OUT: tl.constexpr, P: tl.constexpr, H: tl.constexpr, Q: tl.constexpr, BIASES: tl.constexpr, SINE: tl.constexpr,
     C: tl.constexpr, PRECISION: tl.constexpr, OF_INPUT: tl.constexpr,
 ):  # fmt: skip
-    w1, w2 = _matrix(W1, HIDDEN, IN, H, P), _matrix(W2, OUT, HIDDEN, Q, H)
+    w1, w2 = matrix_of(W1, HIDDEN, IN, H, P), matrix_of(W2, OUT, HIDDEN, Q, H)
     total1, total2 = tl.zeros((H, P), tl.float32), tl.zeros((Q, H), tl.float32)
     sums1, sums2 = tl.zeros((H,), tl.float32), tl.zeros((Q,), tl.float32)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
@@ -99,7 +98,7 @@ def _perceptron_backward(
         dy = tl.load(dY + there, mask=exists, other=0.0).to(tl.float32)
         h = product(w1, x, PRECISION)
         if BIASES:
-            h += _bias(b1, HIDDEN, H)
+            h += bias_column(b1, HIDDEN, H)
         value, slope = activation(h, SINE)
         total2 += product(dy, tl.trans(value), PRECISION)
         dh = product(tl.trans(w2), dy, PRECISION) * slope
@@ -110,84 +109,56 @@ def _perceptron_backward(
         if OF_INPUT:
             tl.store(dX + place, product(tl.trans(w1), dh, PRECISION), mask=inside)
     own = parts + tl.program_id(0) * part_stride
-    _store_part(own, total1, HIDDEN, IN, H, P)
-    _store_part(own + HIDDEN * IN, total2, OUT, HIDDEN, Q, H)
+    store_part(own, total1, HIDDEN, IN, H, P)
+    store_part(own + HIDDEN * IN, total2, OUT, HIDDEN, Q, H)
     if BIASES:
-        _store_sums(own + HIDDEN * (IN + OUT), sums1, HIDDEN, H)
-        _store_sums(own + HIDDEN * (IN + OUT + 1), sums2, OUT, Q)
-
-
-@triton.jit
-def _gate(z):
-    """q(z) = z / √(1 + z²) and its slope."""
-    root = tl.rsqrt(1.0 + z * z)
-    return z * root, root * root * root
+        store_sums(own + HIDDEN * (IN + OUT), sums1, HIDDEN, H)
+        store_sums(own + HIDDEN * (IN + OUT + 1), sums2, OUT, Q)
 
 
 @triton.jit
 def _pointwise(
     S, V, W, b, P1, c1, P2, c2, Y, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr, P: tl.constexpr,
-    H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, GATED: tl.constexpr, PRECISION: tl.constexpr,
+    H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    w = _matrix(W, WIDTH, WIDTH, P, P)
+    w = matrix_of(W, WIDTH, WIDTH, P, P)
     if PERCEPTRON:
-        p1, p2 = _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
+        p1, p2 = matrix_of(P1, HIDDEN, WIDTH, H, P), matrix_of(P2, WIDTH, HIDDEN, P, H)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
-        z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
-        z += tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
-        if GATED:
-            gate, _ = _gate(product(p1, z, PRECISION) + _bias(c1, HIDDEN, H))
-            h = z * gate
-        else:
-            y, _ = activation(z, False)
-            if PERCEPTRON:
-                h, _ = activation(product(p1, y, PRECISION) + _bias(c1, HIDDEN, H), False)
+        z = product(w, v, PRECISION) + bias_column(b, WIDTH, P)
+        y, _ = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
         if PERCEPTRON:
-            y = product(p2, h, PRECISION) + _bias(c2, WIDTH, P) + v
+            h, _ = activation(product(p1, y, PRECISION) + bias_column(c1, HIDDEN, H), False)
+            y = product(p2, h, PRECISION) + bias_column(c2, WIDTH, P) + v
         tl.store(Y + place, y, mask=inside)
 
 
 @triton.jit
 def _pointwise_backward(
     S, V, W, b, P1, c1, P2, dY, dS, dV, parts, part_stride, samples, points, WIDTH: tl.constexpr, HIDDEN: tl.constexpr,
-    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, GATED: tl.constexpr,
-    PRECISION: tl.constexpr,
+    P: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PERCEPTRON: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    w = _matrix(W, WIDTH, WIDTH, P, P)
+    w = matrix_of(W, WIDTH, WIDTH, P, P)
     if PERCEPTRON:
-        p1, p2 = _matrix(P1, HIDDEN, WIDTH, H, P), _matrix(P2, WIDTH, HIDDEN, P, H)
+        p1, p2 = matrix_of(P1, HIDDEN, WIDTH, H, P), matrix_of(P2, WIDTH, HIDDEN, P, H)
     of_w, of_p1, of_p2 = tl.zeros((P, P), tl.float32), tl.zeros((H, P), tl.float32), tl.zeros((P, H), tl.float32)
     of_b, of_c1, of_c2 = tl.zeros((P,), tl.float32), tl.zeros((H,), tl.float32), tl.zeros((P,), tl.float32)
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         place, inside = _tile(number, points, WIDTH, P, C)
         v = tl.load(V + place, mask=inside, other=0.0).to(tl.float32)
-        z = product(w, v, PRECISION) + _bias(b, WIDTH, P)
-        z += tl.load(S + place, mask=inside, other=0.0).to(tl.float32)
-        if GATED:
-            u, slope = z, 1.0
-        else:
-            u, slope = activation(z, False)
+        z = product(w, v, PRECISION) + bias_column(b, WIDTH, P)
+        u, slope = activation(z + tl.load(S + place, mask=inside, other=0.0).to(tl.float32), False)
         d = tl.load(dY + place, mask=inside, other=0.0).to(tl.float32)
         if PERCEPTRON:
-            h = product(p1, u, PRECISION) + _bias(c1, HIDDEN, H)
-            if GATED:
-                gate, slope_h = _gate(h)
-                h = u * gate
-                slope_h *= u
-            else:
-                h, slope_h = activation(h, False)
+            h, slope_h = activation(product(p1, u, PRECISION) + bias_column(c1, HIDDEN, H), False)
             of_c2 += tl.sum(d, 1)
             of_p2 += product(d, tl.trans(h), PRECISION)
-            of_h = product(tl.trans(p2), d, PRECISION)
-            dh = of_h * slope_h
+            dh = product(tl.trans(p2), d, PRECISION) * slope_h
             of_c1 += tl.sum(dh, 1)
             of_p1 += product(dh, tl.trans(u), PRECISION)
-            dz = product(tl.trans(p1), dh, PRECISION)
-            if GATED:
-                dz += of_h * gate
-            dz = tl.where(inside, dz * slope, 0.0)
+            dz = tl.where(inside, product(tl.trans(p1), dh, PRECISION) * slope, 0.0)
         else:
             dz = d * slope
         of_b += tl.sum(dz, 1)
@@ -198,18 +169,18 @@ def _pointwise_backward(
             dv += d
         tl.store(dV + place, dv, mask=inside)
     own = parts + tl.program_id(0) * part_stride
-    _store_part(own, of_w, WIDTH, WIDTH, P, P)
+    store_part(own, of_w, WIDTH, WIDTH, P, P)
     own += WIDTH * WIDTH
-    _store_sums(own, of_b, WIDTH, P)
+    store_sums(own, of_b, WIDTH, P)
     if PERCEPTRON:
         own += WIDTH
-        _store_part(own, of_p1, HIDDEN, WIDTH, H, P)
+        store_part(own, of_p1, HIDDEN, WIDTH, H, P)
         own += HIDDEN * WIDTH
-        _store_sums(own, of_c1, HIDDEN, H)
+        store_sums(own, of_c1, HIDDEN, H)
         own += HIDDEN
-        _store_part(own, of_p2, WIDTH, HIDDEN, P, H)
+        store_part(own, of_p2, WIDTH, HIDDEN, P, H)
         own += WIDTH * HIDDEN
-        _store_sums(own, of_c2, WIDTH, P)
+        store_sums(own, of_c2, WIDTH, P)
 
 
 def fits(x: Tensor, *weights: Tensor) -> bool:
@@ -227,13 +198,13 @@ def perceptron(
     return y.unflatten(2, x.shape[2:])
 
 
-def fno_pointwise(s: Tensor, v: Tensor, weights: Sequence[Tensor], gated: bool = False) -> Tensor:
+def fno_pointwise(s: Tensor, v: Tensor, weights: Sequence[Tensor]) -> Tensor:
     """Of fields (samples, channels, *points), u = g(s + W v + b), or with six weights P₂ g(P₁ u + c₁) + c₂ + v.
 
-    The weights are W, b, P₁, c₁, P₂, c₂, or the first two. With a gate there are six, all of them square.
+    The weights are W, b, P₁, c₁, P₂, c₂, or the first two.
     """
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
-    y = _Pointwise.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), gated, *flat)
+    y = _Pointwise.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), *flat)
     return y.unflatten(2, v.shape[2:])
 
 
@@ -270,14 +241,14 @@ class _Perceptron(torch.autograd.Function):
         biases = [] if b1 is None else [(len(inner),), (len(outer),)]
         shapes = [inner.shape, outer.shape, *biases]
         dx = torch.empty_like(x)
-        parts = _parts(x, shapes)
+        parts = parts_for(x, shapes)
         _perceptron_backward[(len(parts),)](
             *(x, inner, b1, outer, gradients[0].contiguous(), dx, parts, parts.stride(0), samples, points),
             **ctx.options,
             OF_INPUT=ctx.needs_input_grad[0],
             num_stages=1,
         )
-        dinner, douter, *rest = _summed(parts, shapes)
+        dinner, douter, *rest = summed(parts, shapes)
         db1, db2 = rest or (None, None)
         return dx if ctx.needs_input_grad[0] else None, dinner, douter, db1, db2, None, None
 
@@ -286,11 +257,11 @@ class _Pointwise(torch.autograd.Function):
     """`fno_pointwise` and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, v: Tensor, gated: bool, *weights: Tensor) -> Tensor:
+    def forward(ctx: Any, s: Tensor, v: Tensor, *weights: Tensor) -> Tensor:
         samples, width, points = v.shape
         hidden = len(weights[2]) if weights[2:] else 1
         sizes = {"WIDTH": width, "HIDDEN": hidden, "P": padded(width), "H": padded(hidden), "C": POINTS}
-        how = {"PERCEPTRON": bool(weights[2:]), "GATED": gated, "PRECISION": precision_of(v), "num_warps": WARPS}
+        how = {"PERCEPTRON": bool(weights[2:]), "PRECISION": precision_of(v), "num_warps": WARPS}
         ctx.options = {**sizes, **how}
         y = torch.empty_like(v)
         given = (*weights, *(None,) * (6 - len(weights)))
@@ -301,27 +272,28 @@ class _Pointwise(torch.autograd.Function):
 
     @staticmethod
     @kernels.once
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, ...]:
         s, v, *weights = ctx.saved_tensors
         samples, _, points = v.shape
         shapes = [weight.shape for weight in weights]
-        ds, dv, parts = torch.empty_like(s), torch.empty_like(v), _parts(v, shapes)
+        ds, dv, parts = torch.empty_like(s), torch.empty_like(v), parts_for(v, shapes)
         given = (*weights, *(None,) * (6 - len(weights)))
         _pointwise_backward[(len(parts),)](
             *(s, v, *given[:5], gradients[0].contiguous(), ds, dv, parts, parts.stride(0), samples, points),
             **ctx.options,
             num_stages=1,
         )
-        return ds, dv, None, *_summed(parts, shapes)
+        return ds, dv, *summed(parts, shapes)
 
 
-def _parts(x: Tensor, shapes: Sequence[Sequence[int]]) -> Tensor:
+def parts_for(x: Tensor, shapes: Sequence[Sequence[int]]) -> Tensor:
     """Room for the part of every program, of all weights one after the other."""
     programs = min(2 * processors(x.device), x.shape[0] * triton.cdiv(x.shape[2], POINTS))
     size = sum(torch.Size(shape).numel() for shape in shapes)
     return torch.empty(programs, size, device=x.device, dtype=torch.float32)
 
 
-def _summed(parts: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+def summed(parts: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
+    """The gradients of all weights from the parts of all programs."""
     sizes = [torch.Size(shape).numel() for shape in shapes]
     return [total.view(*shape) for total, shape in zip(parts.sum(0).split(sizes), shapes, strict=True)]

@@ -53,19 +53,6 @@ def two_maps(inputs: int, hidden: int, outputs: int, ndim: int, between: type[nn
     return nn.Sequential(channel_map(inputs, hidden, ndim), between(), channel_map(hidden, outputs, ndim))
 
 
-class Gate(nn.Module):
-    """u ⊙ g(Pu + c) with g(z) = z / √(1 + z²): products of channels, nearly, that grow no faster than the channels."""
-
-    def __init__(self, width: int, ndim: int) -> None:
-        super().__init__()
-        self.map = channel_map(width, width, ndim)
-
-    def forward(self, u: Tensor) -> Tensor:
-        """(batch, width, *grid) to the same."""
-        z = self.map(u)
-        return u * z * torch.rsqrt(1 + z * z)
-
-
 def coordinate_channels(x: Tensor) -> Tensor:
     """One channel per axis with coordinates from 0 to 1, for the fields `x` (batch, channels, *grid)."""
     lines = [torch.linspace(0, 1, n, dtype=x.dtype, device=x.device) for n in x.shape[2:]]
@@ -204,23 +191,14 @@ def _turned(rows: Tensor, X: Tensor, axis: int, parts: int) -> Tensor:
 class FNOLayer(nn.Module):
     """v ← MLP(GELU(Kv + Wv + b)) + v: the spectral and the pointwise map, then a perceptron on the channels.
 
-    Without the perceptron it overfits a thousand pairs far more (docs/measurements.md). With a gate it is
-    v ← P(u ⊙ g(Gu + c)) + v, u = Kv + Wv + b, with no other activation, and begins as the identity: a step of an
-    equation whose terms are fields, their derivatives, and products of both.
+    Without the perceptron it overfits a thousand pairs far more (docs/measurements.md).
     """
 
-    def __init__(self, width: int, modes: int | Sequence[int], ndim: int, gated: bool = False) -> None:
+    def __init__(self, width: int, modes: int | Sequence[int], ndim: int) -> None:
         super().__init__()
         self.spectral = SpectralConvolution(width, modes, ndim)
         self.pointwise = channel_map(width, width, ndim)
-        self.gated = gated
-        if gated:
-            last = channel_map(width, width, ndim)
-            self.perceptron = nn.Sequential(Gate(width, ndim), last)
-            for parameter in last.parameters():
-                nn.init.zeros_(parameter)
-        else:
-            self.perceptron = two_maps(width, width, width, ndim)
+        self.perceptron = two_maps(width, width, width, ndim)
 
     @property
     def pointwise_weights(self) -> list[Tensor]:
@@ -234,9 +212,9 @@ class FNOLayer(nn.Module):
 
             weights = self.pointwise_weights
             if perceptron.fits(v, weights[2], weights[0]):
-                return perceptron.fno_pointwise(self.spectral(v), v, weights, self.gated)
-        u = self.spectral(v) + self.pointwise(v)
-        return self.perceptron(u if self.gated else nn.functional.gelu(u)) + v
+                return perceptron.fno_pointwise(self.spectral(v), v, weights)
+        u = nn.functional.gelu(self.spectral(v) + self.pointwise(v))
+        return self.perceptron(u) + v
 
 
 class FNO(Operator):
@@ -250,7 +228,6 @@ class FNO(Operator):
         width: Channels inside.
         depth: Layers.
         init: "kaiming", "xavier", or "vp" on all layers, since each truncates.
-        activation: "gelu", or "gate": layers that multiply channels, without a GELU in or between them.
     """
 
     def __init__(
@@ -263,15 +240,13 @@ class FNO(Operator):
         depth: int = 6,
         *,
         init: Literal["vp", "xavier", "kaiming"] = "kaiming",
-        activation: Literal["gelu", "gate"] = "gelu",
     ) -> None:
         super().__init__(in_channels, out_channels, resolution)
         check_choice(init, INITS, "init")
-        check_choice(activation, ("gelu", "gate"), "activation")
         get_transform("dft").block(modes, self.resolution)  # complains about modes that the grid does not have
         self.lift = two_maps(in_channels + self.ndim, 2 * width, width, self.ndim)
         self.layers: Sequence[FNOLayer] = nn.ModuleList(  # type: ignore[assignment]
-            FNOLayer(width, modes, self.ndim, gated=activation == "gate") for _ in range(depth)
+            FNOLayer(width, modes, self.ndim) for _ in range(depth)
         )
         self.head = two_maps(width, HEAD_WIDTH, out_channels, self.ndim)
         for layer in self.layers:
@@ -283,10 +258,10 @@ class FNO(Operator):
         """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
         self._check(x)
         given = torch.cat([self._normalize(x), coordinate_channels(x)], 1)
-        v = _maps(self.lift, given, torch.bfloat16 if torch.is_autocast_enabled("cuda") else given.dtype)
+        v = mapped(self.lift, given, torch.bfloat16 if torch.is_autocast_enabled("cuda") else given.dtype)
         for number, layer in enumerate(self.layers):
-            v = layer(nn.functional.gelu(v) if number and not layer.gated else v)
-        return self._denormalize(_maps(self.head, v, torch.float32))
+            v = layer(nn.functional.gelu(v) if number else v)
+        return self._denormalize(mapped(self.head, v, torch.float32))
 
     def vp_init_(self, resolution: Sequence[int], generator: torch.Generator | None = None) -> None:
         """Draw the spectral weights of every layer variance-preserving."""
@@ -294,7 +269,7 @@ class FNO(Operator):
             layer.spectral.vp_init_(resolution, generator)
 
 
-def _maps(perceptron: nn.Sequential, x: Tensor, dtype: torch.dtype) -> Tensor:
+def mapped(perceptron: nn.Sequential, x: Tensor, dtype: torch.dtype) -> Tensor:
     """Two maps of the channels with a GELU between them; in the given dtype where one kernel does it all."""
     inner, b1, outer, b2 = perceptron.parameters()
     if kernels.can_run(x, inner):
@@ -346,7 +321,7 @@ class ReleasedFNO(Operator):
         v = self.lift(torch.cat([self._normalize(x), coordinate_channels(x)], 1))
         for spectral, pointwise in zip(self.spectral, self.pointwise, strict=True):
             v = self._layer(spectral, pointwise, v)
-        return self._denormalize(_maps(self.head, v, torch.float32))
+        return self._denormalize(mapped(self.head, v, torch.float32))
 
     def _layer(self, spectral: SpectralConvolution, pointwise: nn.Module, v: Tensor) -> Tensor:
         weight, bias = pointwise.parameters()

@@ -4,9 +4,18 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+import torch
 from torch import Tensor, nn
 
-from transform_once.models.fno import FNO
+from transform_once import kernels
+from transform_once.models.fno import (
+    HEAD_WIDTH,
+    SpectralConvolution,
+    channel_map,
+    coordinate_channels,
+    mapped,
+    two_maps,
+)
 from transform_once.models.operator import INITS, SpectralOperator, check_choice
 from transform_once.spectral.modes import ModeSet
 
@@ -15,8 +24,93 @@ MOST_WAVES = {1: 64, 2: 16, 3: 8}
 MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow on odd sizes
 
 
+class GridLayer(nn.Module):
+    """v ← P(u ⊙ g(Gu + c)) + v with u = Kv + Wv + b, where W sees a point and its neighbours along the axes.
+
+    A step of an equation whose terms are fields, their derivatives, and products of both: K acts on the lowest waves,
+    W takes differences of neighbours, which the small scales are moved by, and the gate multiplies, with
+    g(z) = z / √(1 + z²), which grows no faster than the channels do. The layer begins as the identity.
+    """
+
+    def __init__(self, width: int, waves: int | Sequence[int], ndim: int, periodic: bool) -> None:
+        super().__init__()
+        self.ndim, self.periodic = ndim, periodic
+        self.spectral = SpectralConvolution(width, waves, ndim)
+        self.local = channel_map((1 + 2 * ndim) * width, width, ndim)
+        self.gate = channel_map(width, width, ndim)
+        self.last = channel_map(width, width, ndim)
+        for parameter in self.last.parameters():
+            nn.init.zeros_(parameter)
+
+    @property
+    def local_weights(self) -> list[Tensor]:
+        """Weights and biases of the three maps of the channels."""
+        return [*self.local.parameters(), *self.gate.parameters(), *self.last.parameters()]
+
+    def forward(self, v: Tensor) -> Tensor:
+        """(batch, width, *points) to the same."""
+        if kernels.can_run(v, self.local.weight):
+            from transform_once.kernels import neighbours
+
+            if neighbours.fits(v):
+                return neighbours.grid_layer(self.spectral(v), v, self.local_weights, self.periodic)
+        u = self.spectral(v) + self.local(self._with_neighbours(v))
+        z = self.gate(u)
+        return self.last(u * z * torch.rsqrt(1 + z * z)) + v
+
+    def _with_neighbours(self, v: Tensor) -> Tensor:
+        """The channels of each point, then those of the one before and the one after it on every axis.
+
+        Before the first point of a field that is not periodic comes that point again, and so at the end.
+        """
+        found = [v]
+        for axis, n in enumerate(v.shape[2:], 2):
+            first, last = v.narrow(axis, 0, 1), v.narrow(axis, n - 1, 1)
+            before, after = (last, first) if self.periodic else (first, last)
+            found.append(torch.cat([before, v.narrow(axis, 0, n - 1)], axis))
+            found.append(torch.cat([v.narrow(axis, 1, n - 1), after], axis))
+        return torch.cat(found, 1)
+
+
+class GridNet(nn.Module):
+    """The body of a T1Grid: lift with coordinates, layers, head, on fields that have few points."""
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        waves: Sequence[int],
+        width: int,
+        depth: int,
+        periodic: bool,
+    ) -> None:
+        super().__init__()
+        ndim = len(waves)
+        self.periodic = periodic
+        self.lift = two_maps(in_channels + (2 if periodic else 1) * ndim, 2 * width, width, ndim)
+        self.layers: Sequence[GridLayer] = nn.ModuleList(  # type: ignore[assignment]
+            GridLayer(width, waves, ndim, periodic) for _ in range(depth)
+        )
+        self.head = two_maps(width, HEAD_WIDTH, out_channels, ndim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, in_channels, *points) to (batch, out_channels, *points)."""
+        given = torch.cat([x, periodic_coordinates(x) if self.periodic else coordinate_channels(x)], 1)
+        v = mapped(self.lift, given, torch.bfloat16 if torch.is_autocast_enabled("cuda") else given.dtype)
+        for layer in self.layers:
+            v = layer(v)
+        return mapped(self.head, v, torch.float32)
+
+
+def periodic_coordinates(x: Tensor) -> Tensor:
+    """Two channels per axis, sine and cosine of the angle that goes round once, for (batch, channels, *points)."""
+    lines = [torch.arange(n, dtype=x.dtype, device=x.device) * (2 * math.pi / n) for n in x.shape[2:]]
+    angles = torch.stack(torch.meshgrid(*lines, indexing="ij"))
+    return torch.cat([angles.sin(), angles.cos()]).expand(x.shape[0], -1, *x.shape[2:])
+
+
 class T1Grid(SpectralOperator):
-    """Transform, an FNO with gated layers on the values that the kept modes take on few points, transform back.
+    """Transform, gated layers on the values that the kept modes take on few points, transform back.
 
     A block of m modes and a field on m points of an axis are two sides of one thing, an m×m product apart. (Up to three
     points more make a size that is a multiple of four.) T1 takes its activation on the coefficients, this model on the
@@ -29,14 +123,13 @@ class T1Grid(SpectralOperator):
         resolution: Grid it is trained on; any other works at call time.
         modes: Kept modes, an int or one per axis; the small grid has as many points, or up to three more.
         width: Channels inside. Good values: 24 to 64 in two dimensions.
-        depth: Layers. Good values: 4 to 8.
+        depth: Layers. Good values: 4 to 12.
         waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, up
             to 64, 16 or 8 in one, two and three dimensions.
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
-        activation: Of the body: "gate", which multiplies channels, or "gelu", as in an FNO.
         out_resolution: Grid of the output where it is not the input's.
-        body: Any module from (batch, in_channels, *points) to (batch, out_channels, *points), instead of the FNO.
+        body: Any module from (batch, in_channels, *points) to (batch, out_channels, *points), instead of ours.
     """
 
     def __init__(
@@ -51,7 +144,6 @@ class T1Grid(SpectralOperator):
         waves: int | Sequence[int] | None = None,
         transform: str = "dct",
         init: Literal["vp", "xavier", "kaiming"] = "kaiming",
-        activation: Literal["gelu", "gate"] = "gate",
         out_resolution: Sequence[int] | None = None,
         body: nn.Module | None = None,
     ) -> None:
@@ -62,12 +154,21 @@ class T1Grid(SpectralOperator):
                 "T1Grid works on a block of real modes: use dct or fourier, and modes as ints, not a ModeSet"
             )
         self.points = tuple(-(-m // MULTIPLE) * MULTIPLE for m in self.block)
-        if body is None:
-            if min(self.block) < 2:
-                raise ValueError(f"T1Grid needs at least two modes on every axis; got the block {self.block}")
-            waves = tuple(min(MOST_WAVES[self.ndim], n // 2) for n in self.points) if waves is None else waves
-            body = FNO(in_channels, out_channels, self.points, waves, width, depth, init=init, activation=activation)
-        self.body = body
+        self.body = self._body(waves, width, depth, init) if body is None else body
+
+    def _body(self, waves: int | Sequence[int] | None, width: int, depth: int, init: str) -> GridNet:
+        if min(self.block) < 2:
+            raise ValueError(f"T1Grid needs at least two modes on every axis; got the block {self.block}")
+        halves = tuple(n // 2 for n in self.points)
+        if waves is None:
+            waves = tuple(min(MOST_WAVES[self.ndim], half) for half in halves)
+        waves = (waves,) * self.ndim if isinstance(waves, int) else tuple(waves)
+        if len(waves) != self.ndim or not all(1 <= m <= half for m, half in zip(waves, halves, strict=True)):
+            raise ValueError(f"waves lie between 1 and half of the points of an axis, {halves}; got {waves}")
+        body = GridNet(self.in_channels, self.out_channels, waves, width, depth, self.transform.name == "fourier")
+        for layer in body.layers:
+            layer.spectral.vp_init_(self.points) if init == "vp" else layer.spectral.initialize(init)
+        return body
 
     def kspace(self, X: Tensor) -> Tensor:
         """Kept modes (batch, in_channels, *block) to kept modes (batch, out_channels, *block)."""

@@ -1,0 +1,319 @@
+"""A layer of T1Grid but for its transforms, in Triton: maps of a point's channels and of its neighbours'.
+
+    u = s + Σ_j W_j v_j + b,    y = P₂ (u ⊙ q(P₁ u + c₁)) + c₂ + v,    q(z) = z / √(1 + z²)
+
+Fields are (samples, channels, points), the points those of a grid of one to three axes, row by row. v_0 is v, v_1 and
+v_2 are its values at the points before and after on the first axis, and so on: around the end where the field is
+periodic, otherwise the last point has itself for a neighbour. `models.t1_grid.GridLayer` computes the same in torch.
+
+Neighbours are read from a turned copy, (samples, points, channels), where a point's channels lie side by side: a row of
+points that begins anywhere cannot be read in whole words. Going there, u is kept. Going back, the first kernel comes to
+the gradient of u, which is that of s too, and of the weights behind it; the others, for which all of it must be there,
+to those of W and of v. Whatever a program needs is read before its first product, so that it waits for memory once;
+matrices are named one by one, the neighbours on the last axis 5 and 6, since Triton has no lists. Sums have a fixed
+order, so runs repeat bit by bit.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from transform_once import kernels
+from transform_once.kernels.layer import padded, precision_of, processors, product
+from transform_once.kernels.layout import permuted
+from transform_once.kernels.perceptron import bias_column, matrix_of, parts_for, store_part, store_sums, summed
+
+POINTS = 64  # of a program at a time
+WARPS = 4
+PROGRAMS = 4  # of a processor, on the way there
+MOST_CHANNELS = {"bfloat16": 64, "tf32": 32, "ieee": 0}  # that fit on the chip, where this is the fast way
+
+
+@triton.jit
+def _gate(z):
+    """q(z) and its slope."""
+    root = tl.rsqrt(1.0 + z * z)
+    return z * root, root * root * root
+
+
+@triton.jit
+def _where(number, points, C: tl.constexpr):
+    """Sample and points of a tile."""
+    tiles = tl.cdiv(points, C)
+    return (number // tiles).to(tl.int64), (number % tiles) * C + tl.arange(0, C)
+
+
+@triton.jit
+def _tile(sample, point, points, WIDTH: tl.constexpr, P: tl.constexpr):
+    """Where all channels of some points lie in fields, and what of it exists."""
+    channel = tl.arange(0, P)[:, None]
+    return sample * WIDTH * points + (channel * points + point[None, :]), (channel < WIDTH) & (point[None, :] < points)
+
+
+@triton.jit
+def _rows(sample, point, points, exists, WIDTH: tl.constexpr, P: tl.constexpr):
+    """The same in turned fields, (samples, points, channels), for the points that exist."""
+    channel = tl.arange(0, P)[None, :]
+    return sample * WIDTH * points + (point[:, None] * WIDTH + channel), (channel < WIDTH) & exists[:, None]
+
+
+@triton.jit
+def _load(X, sample, point, points, WIDTH: tl.constexpr, P: tl.constexpr):
+    place, inside = _tile(sample, point, points, WIDTH, P)
+    return tl.load(X + place, mask=inside, other=0.0)
+
+
+@triton.jit
+def _store(X, value, sample, point, points, WIDTH: tl.constexpr, P: tl.constexpr):
+    place, inside = _tile(sample, point, points, WIDTH, P)
+    tl.store(X + place, value, mask=inside)
+
+
+@triton.jit
+def _load_rows(X, sample, point, points, exists, WIDTH: tl.constexpr, P: tl.constexpr):
+    place, inside = _rows(sample, point, points, exists, WIDTH, P)
+    return tl.load(X + place, mask=inside, other=0.0)
+
+
+@triton.jit
+def _near(
+    point, STEP: tl.constexpr, AXIS: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
+    PERIODIC: tl.constexpr,
+):  # fmt: skip
+    """The point before (STEP −1) or after (STEP 1) on an axis, and whether this one is the first or last there."""
+    SIZE: tl.constexpr = N1 if AXIS == 0 else (N2 if AXIS == 1 else N3)
+    STRIDE: tl.constexpr = N2 * N3 if AXIS == 0 else (N3 if AXIS == 1 else 1)
+    here = point // STRIDE if N1 * N2 * N3 == SIZE * STRIDE else (point // STRIDE) % SIZE
+    edge = here == (SIZE - 1 if STEP > 0 else 0)
+    near = tl.where(edge, point + STEP * (STRIDE - SIZE * STRIDE) if PERIODIC else point, point + STEP * STRIDE)
+    return near, edge
+
+
+@triton.jit
+def _neighbours(
+    X, sample, point, points, STEP: tl.constexpr, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
+    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+):  # fmt: skip
+    """All channels of the points before or after on an axis, one point a row."""
+    near, _ = _near(point, STEP, AXIS, N1, N2, N3, PERIODIC)
+    return _load_rows(X, sample, near, points, point < points, WIDTH, P)
+
+
+@triton.jit
+def _reached(
+    X, here, sample, point, points, STEP: tl.constexpr, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
+    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+):  # fmt: skip
+    """The transpose: at each point the sum over those that have it as their neighbour; `here` has the points' own."""
+    near, edge = _near(point, -STEP, AXIS, N1, N2, N3, PERIODIC)
+    if PERIODIC:
+        found = _load_rows(X, sample, near, points, point < points, WIDTH, P)
+    else:  # a first or last point is its own neighbour, and nobody's from beyond
+        found = _load_rows(X, sample, near, points, (point < points) & ~edge, WIDTH, P)
+        _, own = _near(point, STEP, AXIS, N1, N2, N3, PERIODIC)
+        found += tl.where(own[:, None], here, 0.0)
+    return found
+
+
+@triton.jit
+def _block(W, j, WIDTH: tl.constexpr, COUNT: tl.constexpr, P: tl.constexpr, TRANSPOSED: tl.constexpr):
+    """The j-th of the square matrices that lie side by side in W, filled up with zeros."""
+    first, second = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+    row, column = (second, first) if TRANSPOSED else (first, second)
+    place = row * (COUNT * WIDTH) + j * WIDTH + column
+    return tl.load(W + place, mask=(row < WIDTH) & (column < WIDTH), other=0.0).to(tl.float32)
+
+
+@triton.jit
+def _forward(
+    S, V, T, W, b, P1, c1, P2, c2, U, Y, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    COUNT: tl.constexpr = 2 * AXES + 1
+    w0 = _block(W, 0, WIDTH, COUNT, P, False)
+    w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, False), _block(W, COUNT - 1, WIDTH, COUNT, P, False)
+    if AXES > 1:
+        w3, w4 = _block(W, COUNT - 4, WIDTH, COUNT, P, False), _block(W, COUNT - 3, WIDTH, COUNT, P, False)
+    if AXES > 2:
+        w1, w2 = _block(W, COUNT - 6, WIDTH, COUNT, P, False), _block(W, COUNT - 5, WIDTH, COUNT, P, False)
+    p1, p2 = matrix_of(P1, WIDTH, WIDTH, P, P), matrix_of(P2, WIDTH, WIDTH, P, P)
+    bias, bias1, bias2 = bias_column(b, WIDTH, P), bias_column(c1, WIDTH, P), bias_column(c2, WIDTH, P)
+    for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
+        sample, point = _where(number, points, C)
+        v = _load(V, sample, point, points, WIDTH, P)
+        s = _load(S, sample, point, points, WIDTH, P)
+        v0 = _load_rows(T, sample, point, points, point < points, WIDTH, P)
+        v5 = _neighbours(T, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        v6 = _neighbours(T, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 1:
+            v3 = _neighbours(T, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+            v4 = _neighbours(T, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 2:
+            v1 = _neighbours(T, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+            v2 = _neighbours(T, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+        u = product(w0, tl.trans(v0), PRECISION)
+        u += product(w5, tl.trans(v5), PRECISION) + product(w6, tl.trans(v6), PRECISION)
+        if AXES > 1:
+            u += product(w3, tl.trans(v3), PRECISION) + product(w4, tl.trans(v4), PRECISION)
+        if AXES > 2:
+            u += product(w1, tl.trans(v1), PRECISION) + product(w2, tl.trans(v2), PRECISION)
+        u += bias + s.to(tl.float32)
+        _store(U, u, sample, point, points, WIDTH, P)
+        gate, _ = _gate(product(p1, u, PRECISION) + bias1)
+        y = product(p2, u * gate, PRECISION) + bias2 + v.to(tl.float32)
+        _store(Y, y, sample, point, points, WIDTH, P)
+
+
+@triton.jit
+def _backward_gate(
+    U, P1, c1, P2, dY, dU, dT, parts, part_stride, samples, points, WIDTH: tl.constexpr, P: tl.constexpr,
+    C: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradients of u and of all weights behind it."""
+    p1, p2, bias = matrix_of(P1, WIDTH, WIDTH, P, P), matrix_of(P2, WIDTH, WIDTH, P, P), bias_column(c1, WIDTH, P)
+    of_p1, of_p2 = tl.zeros((P, P), tl.float32), tl.zeros((P, P), tl.float32)
+    of_b, of_c1, of_c2 = tl.zeros((P,), tl.float32), tl.zeros((P,), tl.float32), tl.zeros((P,), tl.float32)
+    for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
+        sample, point = _where(number, points, C)
+        u = _load(U, sample, point, points, WIDTH, P).to(tl.float32)
+        dy = _load(dY, sample, point, points, WIDTH, P).to(tl.float32)
+        gate, slope = _gate(product(p1, u, PRECISION) + bias)
+        of_c2 += tl.sum(dy, 1)
+        of_p2 += product(dy, tl.trans(u * gate), PRECISION)
+        dh = product(tl.trans(p2), dy, PRECISION)
+        dz = dh * u * slope
+        of_c1 += tl.sum(dz, 1)
+        of_p1 += product(dz, tl.trans(u), PRECISION)
+        du = product(tl.trans(p1), dz, PRECISION) + dh * gate
+        of_b += tl.sum(du, 1)
+        _store(dU, du, sample, point, points, WIDTH, P)
+        place, inside = _rows(sample, point, points, point < points, WIDTH, P)
+        tl.store(dT + place, tl.trans(du), mask=inside)
+    own = parts + tl.program_id(0) * part_stride
+    store_sums(own, of_b, WIDTH, P)
+    store_part(own + WIDTH, of_p1, WIDTH, WIDTH, P, P)
+    store_sums(own + WIDTH * (WIDTH + 1), of_c1, WIDTH, P)
+    store_part(own + WIDTH * (WIDTH + 2), of_p2, WIDTH, WIDTH, P, P)
+    store_sums(own + WIDTH * (2 * WIDTH + 2), of_c2, WIDTH, P)
+
+
+@triton.jit
+def _backward_maps(
+    T, dU, parts, part_stride, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of one W_j, by the second index of the program."""
+    COUNT: tl.constexpr = 2 * AXES + 1
+    j = tl.program_id(1)
+    total = tl.zeros((P, P), tl.float32)
+    for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
+        sample, point = _where(number, points, C)
+        du = _load(dU, sample, point, points, WIDTH, P)
+        if j == 0:
+            v = _load_rows(T, sample, point, points, point < points, WIDTH, P)
+        elif j == COUNT - 2:
+            v = _neighbours(T, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        elif j == COUNT - 1:
+            v = _neighbours(T, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        elif j == COUNT - 4:
+            v = _neighbours(T, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+        elif j == COUNT - 3:
+            v = _neighbours(T, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+        elif j == COUNT - 6:
+            v = _neighbours(T, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+        else:
+            v = _neighbours(T, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+        total += product(du, v, PRECISION)
+    row, column = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+    own = parts + tl.program_id(0) * part_stride + row * (COUNT * WIDTH) + j * WIDTH + column
+    tl.store(own, total, mask=(row < WIDTH) & (column < WIDTH))
+
+
+@triton.jit
+def _backward_input(
+    W, dT, dY, dV, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr, AXES: tl.constexpr,
+    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """The gradient of v."""
+    COUNT: tl.constexpr = 2 * AXES + 1
+    w0 = _block(W, 0, WIDTH, COUNT, P, True)
+    w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, True), _block(W, COUNT - 1, WIDTH, COUNT, P, True)
+    if AXES > 1:
+        w3, w4 = _block(W, COUNT - 4, WIDTH, COUNT, P, True), _block(W, COUNT - 3, WIDTH, COUNT, P, True)
+    if AXES > 2:
+        w1, w2 = _block(W, COUNT - 6, WIDTH, COUNT, P, True), _block(W, COUNT - 5, WIDTH, COUNT, P, True)
+    for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
+        sample, point = _where(number, points, C)
+        d = _load_rows(dT, sample, point, points, point < points, WIDTH, P)
+        dy = _load(dY, sample, point, points, WIDTH, P)
+        d5 = _reached(dT, d, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        d6 = _reached(dT, d, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 1:
+            d3 = _reached(dT, d, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+            d4 = _reached(dT, d, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 2:
+            d1 = _reached(dT, d, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+            d2 = _reached(dT, d, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+        dv = product(w0, tl.trans(d), PRECISION)
+        dv += product(w5, tl.trans(d5), PRECISION) + product(w6, tl.trans(d6), PRECISION)
+        if AXES > 1:
+            dv += product(w3, tl.trans(d3), PRECISION) + product(w4, tl.trans(d4), PRECISION)
+        if AXES > 2:
+            dv += product(w1, tl.trans(d1), PRECISION) + product(w2, tl.trans(d2), PRECISION)
+        _store(dV, dv + dy.to(tl.float32), sample, point, points, WIDTH, P)
+
+
+def fits(v: Tensor) -> bool:
+    """Whether these kernels are the fast way for such fields."""
+    return v.shape[1] <= MOST_CHANNELS[precision_of(v)]
+
+
+def grid_layer(s: Tensor, v: Tensor, weights: Sequence[Tensor], periodic: bool) -> Tensor:
+    """y of fields (samples, channels, *points) with the weights [W_0, W_1, …], b, P₁, c₁, P₂, c₂."""
+    flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
+    y = _GridLayer.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), tuple(v.shape[2:]), periodic, *flat)
+    return y.unflatten(2, v.shape[2:])
+
+
+class _GridLayer(torch.autograd.Function):
+    """`grid_layer` and its gradient."""
+
+    @staticmethod
+    def forward(ctx: Any, s: Tensor, v: Tensor, grid: tuple[int, ...], periodic: bool, *weights: Tensor) -> Tensor:
+        samples, width, points = v.shape
+        ctx.sizes = {"WIDTH": width, "P": padded(width), "C": POINTS, "PRECISION": precision_of(v), "num_warps": WARPS}
+        n = (*(1,) * (3 - len(grid)), *grid)
+        ctx.grid = {"AXES": len(grid), "N1": n[0], "N2": n[1], "N3": n[2], "PERIODIC": periodic}
+        u, y, turned = torch.empty_like(v), torch.empty_like(v), permuted(v[None, None], (0, 1, 2, 4, 3))[0, 0]
+        programs = min(PROGRAMS * processors(v.device), samples * triton.cdiv(points, POINTS))
+        _forward[(programs,)](s, v, turned, *weights, u, y, samples, points, **ctx.sizes, **ctx.grid, num_stages=1)
+        ctx.save_for_backward(u, turned, *weights)
+        return y
+
+    @staticmethod
+    @kernels.once
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        u, turned, W, _, P1, c1, P2, _ = ctx.saved_tensors
+        samples, width, points = u.shape
+        dy, du, dv, dt = gradients[0].contiguous(), *(torch.empty_like(x) for x in (u, u, turned))
+        shapes = [W.shape, (width,), (width, width), (width,), (width, width), (width,)]
+        parts, tiles = parts_for(u, shapes), samples * triton.cdiv(points, POINTS)
+        gates, maps = parts[:, W.numel() :], (parts, parts.stride(0), samples, points)
+        _backward_gate[(len(parts),)](
+            *(u, P1, c1, P2, dy, du, dt, gates, parts.stride(0), samples, points), **ctx.sizes, num_stages=1
+        )
+        options = {**ctx.sizes, **ctx.grid, "num_stages": 1}
+        programs = min(PROGRAMS * processors(u.device), tiles)
+        kernels.side_by_side(
+            [
+                lambda: _backward_maps[(len(parts), 2 * ctx.grid["AXES"] + 1)](turned, du, *maps, **options),
+                lambda: _backward_input[(programs,)](W, dt, dy, dv, samples, points, **options),
+            ]
+        )
+        return du, dv, None, None, *summed(parts, shapes)
