@@ -293,8 +293,10 @@ def at_resolution(model: Mapping[str, Any], resolution: int) -> dict[str, Any]:
     return {**model, **{n: max(1, model[n] * resolution // 64) for n in ("modes", "waves") if n in model}}
 
 
-def _error(model: Operator, fields: t1.Fields) -> float | None:
+def _error(model: Operator, fields: t1.Fields) -> float:
     found: float | None = t1.evaluate(model, fields, progress=False)["relative_l2"]
+    if found is None:
+        raise FloatingPointError("the trained model's predictions are not finite")
     return found
 
 

@@ -145,6 +145,9 @@ def test_a_layer_of_t1_grid_and_its_gradients(device, grid, width, periodic):
     assert relative(found, expected) < 1e-6
     for one, other in zip(gradients(found, own), gradients(expected, exact), strict=True):
         assert relative(one, other) < 2e-6
+    torch.nn.init.constant_(plain.gate.bias, 1e25)  # its square is infinite in float32, the gate is one
+    own[5] = plain.gate.bias.detach().float()
+    assert relative(neighbours.grid_layer(*own[:2], own[2:], periodic), plain(v)) < 1e-6
 
 
 @pytest.mark.parametrize("order", [(2, 4, 1, 3, 0), (4, 2, 0, 3, 1)], ids=str)

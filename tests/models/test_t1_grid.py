@@ -54,12 +54,23 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
     around = torch.nn.functional.pad(v, (1, 1) * len(size), mode=mode)
     weights = layer.local.weight.flatten(1).unflatten(1, (1 + 2 * len(size), 5))
     u = layer.spectral(v) + layer.local.bias.view(-1, *(1,) * len(size))
+    u = u + torch.einsum("oi,bi...->bo...", weights[:, 0], v)
     middle = [slice(1, n + 1) for n in size]
-    places = [middle, *([*middle[:a], slice(s, s + n), *middle[a + 1 :]] for a, n in enumerate(size) for s in (0, 2))]
-    for j, place in enumerate(places):
-        u = u + torch.einsum("oi,bi...->bo...", weights[:, j], around[:, :, *place])
+    for axis, n in enumerate(size):
+        left, right = (around[:, :, *middle[:axis], slice(s, s + n), *middle[axis + 1 :]] for s in (0, 2))
+        u = u + torch.einsum("oi,bi...->bo...", weights[:, 1 + 2 * axis], (right - left) / 2)
+        u = u + torch.einsum("oi,bi...->bo...", weights[:, 2 + 2 * axis], (right + left) / 2 - v)
     angle = torch.atan(layer.gate(u))  # sin(atan z) = z / √(1 + z²)
     assert torch.allclose(layer(v), layer.last(u * angle.sin()) + v, atol=1e-12)
+
+
+def test_the_gate_of_a_huge_number_is_one_and_not_zero():
+    torch.manual_seed(0)
+    layer, v = GridLayer(5, 2, 1, True), torch.randn(3, 5, 12)
+    torch.nn.init.normal_(layer.last.weight)
+    torch.nn.init.constant_(layer.gate.bias, 1e25)  # its square is infinite
+    u = layer.spectral(v) + layer.local(layer._with_differences(v))
+    assert torch.allclose(layer(v), layer.last(u) + v, rtol=1e-5, atol=1e-6)
 
 
 def test_coordinates_of_a_periodic_field_have_no_seam():

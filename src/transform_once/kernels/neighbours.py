@@ -1,16 +1,17 @@
-"""A layer of T1Grid but for its transforms, in Triton: maps of a point's channels and of its neighbours'.
+"""A layer of T1Grid but for its transforms, in Triton: maps of channels and of their differences to neighbours.
 
     u = s + Σ_j W_j v_j + b,    y = P₂ (u ⊙ q(P₁ u + c₁)) + c₂ + v,    q(z) = z / √(1 + z²)
 
 Fields are (samples, channels, points), the points those of a grid of one to three axes, row by row. v_0 is v, v_1 and
-v_2 are its values at the points before and after on the first axis, and so on: around the end where the field is
-periodic, otherwise the last point has itself for a neighbour. `models.t1_grid.GridLayer` computes the same in torch.
+v_2 are its first and second differences along the first axis, (right − left) / 2 and (right + left) / 2 − v, and so on:
+around the end where the field is periodic, otherwise the last point has itself for a neighbour.
+`models.t1_grid.GridLayer` computes the same in torch.
 
 Neighbours are read from a turned copy, (samples, points, channels), where a point's channels lie side by side: a row of
 points that begins anywhere cannot be read in whole words. Going there, u is kept. Going back, the first kernel comes to
 the gradient of u, which is that of s too, and of the weights behind it; the others, for which all of it must be there,
 to those of W and of v. Whatever a program needs is read before its first product, so that it waits for memory once;
-matrices are named one by one, the neighbours on the last axis 5 and 6, since Triton has no lists. Sums have a fixed
+matrices are named one by one, 5 and 6 for the last axis, since Triton has no lists. Sums have a fixed
 order, so runs repeat bit by bit.
 """
 
@@ -35,7 +36,8 @@ MOST_CHANNELS = {"bfloat16": 64, "tf32": 32, "ieee": 0}  # that fit on the chip,
 
 @triton.jit
 def _gate(z):
-    """q(z) and its slope."""
+    """q(z) and its slope; beyond 1e9, where the square of z may overflow, q is ±1 and stays so."""
+    z = tl.minimum(tl.maximum(z, -1e9), 1e9)
     root = tl.rsqrt(1.0 + z * z)
     return z * root, root * root * root
 
@@ -94,29 +96,36 @@ def _near(
 
 
 @triton.jit
-def _neighbours(
-    X, sample, point, points, STEP: tl.constexpr, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
-    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+def _sides(
+    X, here, sample, point, points, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr, N1: tl.constexpr,
+    N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
 ):  # fmt: skip
-    """All channels of the points before or after on an axis, one point a row."""
-    near, _ = _near(point, STEP, AXIS, N1, N2, N3, PERIODIC)
-    return _load_rows(X, sample, near, points, point < points, WIDTH, P)
+    """First and second differences along an axis, one point a row; `here` has the points themselves."""
+    before, _ = _near(point, -1, AXIS, N1, N2, N3, PERIODIC)
+    after, _ = _near(point, 1, AXIS, N1, N2, N3, PERIODIC)
+    x = _load_rows(X, sample, before, points, point < points, WIDTH, P).to(tl.float32)
+    y = _load_rows(X, sample, after, points, point < points, WIDTH, P).to(tl.float32)
+    return 0.5 * (y - x), 0.5 * (x + y) - here.to(tl.float32)
 
 
 @triton.jit
-def _reached(
-    X, here, sample, point, points, STEP: tl.constexpr, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
-    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+def _sides_transposed(
+    X, here, sample, point, points, AXIS: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr, N1: tl.constexpr,
+    N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
 ):  # fmt: skip
-    """The transpose: at each point the sum over those that have it as their neighbour; `here` has the points' own."""
-    near, edge = _near(point, -STEP, AXIS, N1, N2, N3, PERIODIC)
+    """The transposes of both differences: the points that have this one before or after them take their parts."""
+    before, first = _near(point, -1, AXIS, N1, N2, N3, PERIODIC)
+    after, last = _near(point, 1, AXIS, N1, N2, N3, PERIODIC)
+    own = here.to(tl.float32)
     if PERIODIC:
-        found = _load_rows(X, sample, near, points, point < points, WIDTH, P)
+        x = _load_rows(X, sample, before, points, point < points, WIDTH, P).to(tl.float32)
+        y = _load_rows(X, sample, after, points, point < points, WIDTH, P).to(tl.float32)
     else:  # a first or last point is its own neighbour, and nobody's from beyond
-        found = _load_rows(X, sample, near, points, (point < points) & ~edge, WIDTH, P)
-        _, own = _near(point, STEP, AXIS, N1, N2, N3, PERIODIC)
-        found += tl.where(own[:, None], here, 0.0)
-    return found
+        x = _load_rows(X, sample, before, points, (point < points) & ~first, WIDTH, P).to(tl.float32)
+        y = _load_rows(X, sample, after, points, (point < points) & ~last, WIDTH, P).to(tl.float32)
+        x += tl.where(last[:, None], own, 0.0)
+        y += tl.where(first[:, None], own, 0.0)
+    return 0.5 * (x - y), 0.5 * (x + y) - own
 
 
 @triton.jit
@@ -148,14 +157,11 @@ def _forward(
         v = _load(V, sample, point, points, WIDTH, P)
         s = _load(S, sample, point, points, WIDTH, P)
         v0 = _load_rows(T, sample, point, points, point < points, WIDTH, P)
-        v5 = _neighbours(T, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
-        v6 = _neighbours(T, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        v5, v6 = _sides(T, v0, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
-            v3 = _neighbours(T, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
-            v4 = _neighbours(T, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+            v3, v4 = _sides(T, v0, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 2:
-            v1 = _neighbours(T, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
-            v2 = _neighbours(T, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+            v1, v2 = _sides(T, v0, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
         u = product(w0, tl.trans(v0), PRECISION)
         u += product(w5, tl.trans(v5), PRECISION) + product(w6, tl.trans(v6), PRECISION)
         if AXES > 1:
@@ -215,20 +221,16 @@ def _backward_maps(
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         sample, point = _where(number, points, C)
         du = _load(dU, sample, point, points, WIDTH, P)
-        if j == 0:
-            v = _load_rows(T, sample, point, points, point < points, WIDTH, P)
-        elif j == COUNT - 2:
-            v = _neighbours(T, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
-        elif j == COUNT - 1:
-            v = _neighbours(T, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
-        elif j == COUNT - 4:
-            v = _neighbours(T, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
-        elif j == COUNT - 3:
-            v = _neighbours(T, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
-        elif j == COUNT - 6:
-            v = _neighbours(T, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
-        else:
-            v = _neighbours(T, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+        v = _load_rows(T, sample, point, points, point < points, WIDTH, P).to(tl.float32)
+        if j >= COUNT - 2:
+            first, second = _sides(T, v, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+            v = tl.where(j == COUNT - 2, first, second)
+        elif j >= COUNT - 4 and j > 0:
+            first, second = _sides(T, v, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+            v = tl.where(j == COUNT - 4, first, second)
+        elif j > 0:
+            first, second = _sides(T, v, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+            v = tl.where(j == COUNT - 6, first, second)
         total += product(du, v, PRECISION)
     row, column = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
     own = parts + tl.program_id(0) * part_stride + row * (COUNT * WIDTH) + j * WIDTH + column
@@ -252,14 +254,11 @@ def _backward_input(
         sample, point = _where(number, points, C)
         d = _load_rows(dT, sample, point, points, point < points, WIDTH, P)
         dy = _load(dY, sample, point, points, WIDTH, P)
-        d5 = _reached(dT, d, sample, point, points, -1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
-        d6 = _reached(dT, d, sample, point, points, 1, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        d5, d6 = _sides_transposed(dT, d, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
-            d3 = _reached(dT, d, sample, point, points, -1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
-            d4 = _reached(dT, d, sample, point, points, 1, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+            d3, d4 = _sides_transposed(dT, d, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 2:
-            d1 = _reached(dT, d, sample, point, points, -1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
-            d2 = _reached(dT, d, sample, point, points, 1, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+            d1, d2 = _sides_transposed(dT, d, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
         dv = product(w0, tl.trans(d), PRECISION)
         dv += product(w5, tl.trans(d5), PRECISION) + product(w6, tl.trans(d6), PRECISION)
         if AXES > 1:

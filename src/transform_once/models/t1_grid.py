@@ -25,11 +25,12 @@ MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow 
 
 
 class GridLayer(nn.Module):
-    """v ← P(u ⊙ g(Gu + c)) + v with u = Kv + Wv + b, where W sees a point and its neighbours along the axes.
+    """v ← P(u ⊙ g(Gu + c)) + v with u = Kv + Wv + b, where W sees a point and its differences to its neighbours.
 
     A step of an equation whose terms are fields, their derivatives, and products of both: K acts on the lowest waves,
-    W takes differences of neighbours, which the small scales are moved by, and the gate multiplies, with
-    g(z) = z / √(1 + z²), which grows no faster than the channels do. The layer begins as the identity.
+    W on the channels and their first and second differences along every axis, which the small scales are moved by, and
+    the gate multiplies, with g(z) = z / √(1 + z²), which grows no faster than the channels do. The layer begins as the
+    identity.
     """
 
     def __init__(self, width: int, waves: int | Sequence[int], ndim: int, periodic: bool) -> None:
@@ -54,12 +55,12 @@ class GridLayer(nn.Module):
 
             if neighbours.fits(v):
                 return neighbours.grid_layer(self.spectral(v), v, self.local_weights, self.periodic)
-        u = self.spectral(v) + self.local(self._with_neighbours(v))
-        z = self.gate(u)
+        u = self.spectral(v) + self.local(self._with_differences(v))
+        z = self.gate(u).clamp(-1e9, 1e9)  # whose square does not overflow
         return self.last(u * z * torch.rsqrt(1 + z * z)) + v
 
-    def _with_neighbours(self, v: Tensor) -> Tensor:
-        """The channels of each point, then those of the one before and the one after it on every axis.
+    def _with_differences(self, v: Tensor) -> Tensor:
+        """The channels, then their first and second differences along every axis.
 
         Before the first point of a field that is not periodic comes that point again, and so at the end.
         """
@@ -67,8 +68,9 @@ class GridLayer(nn.Module):
         for axis, n in enumerate(v.shape[2:], 2):
             first, last = v.narrow(axis, 0, 1), v.narrow(axis, n - 1, 1)
             before, after = (last, first) if self.periodic else (first, last)
-            found.append(torch.cat([before, v.narrow(axis, 0, n - 1)], axis))
-            found.append(torch.cat([v.narrow(axis, 1, n - 1), after], axis))
+            left = torch.cat([before, v.narrow(axis, 0, n - 1)], axis)
+            right = torch.cat([v.narrow(axis, 1, n - 1), after], axis)
+            found += [(right - left) / 2, (right + left) / 2 - v]
         return torch.cat(found, 1)
 
 
