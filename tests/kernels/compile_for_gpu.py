@@ -77,6 +77,8 @@ def main():
             constants = {**constants, "PERIODIC": periodic}
         elif periodic:
             continue
+        if "AXES" in kernel.arg_names and not periodic:
+            constants = {**constants, "AXES": 0}  # without neighbours
         if "PRECISION" in kernel.arg_names:
             constants = {**constants, "PRECISION": "bfloat16"}
         signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in kernel.arg_names}

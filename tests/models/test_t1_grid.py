@@ -7,6 +7,7 @@ import torch
 
 import transform_once as t1
 from transform_once.models.t1_grid import GridLayer, periodic_coordinates
+from transform_once.training.optimizers import matrix_weights
 
 
 @pytest.mark.parametrize("transform", ["dct", "fourier"])
@@ -52,8 +53,8 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
     torch.nn.init.normal_(layer.last.weight)
     mode = "circular" if periodic else "replicate"
     around = torch.nn.functional.pad(v, (1, 1) * len(size), mode=mode)
-    weights = layer.local.weight.flatten(1).unflatten(1, (1 + 2 * len(size), 5))
-    u = layer.spectral(v) + layer.local.bias.view(-1, *(1,) * len(size))
+    weights = layer.around.weight.flatten(1).unflatten(1, (1 + 2 * len(size), 5))
+    u = layer.spectral(v) + layer.around.bias.view(-1, *(1,) * len(size))
     u = u + torch.einsum("oi,bi...->bo...", weights[:, 0], v)
     middle = [slice(1, n + 1) for n in size]
     for axis, n in enumerate(size):
@@ -64,12 +65,29 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
     assert torch.allclose(layer(v), layer.last(u * angle.sin()) + v, atol=1e-12)
 
 
+def test_layers_that_act_on_all_waves_need_no_neighbours():
+    few, every = (t1.T1Grid(1, 1, (32, 32), 16, width=4, depth=1, waves=waves) for waves in (7, None))
+    assert few.body.layers[0].around.in_channels == 20
+    assert every.body.layers[0].around.in_channels == 4
+    layer, v = GridLayer(5, 2, 1, True, neighbours=False), torch.randn(3, 5, 12)
+    torch.nn.init.normal_(layer.last.weight)
+    u = layer.spectral(v) + layer.around(v)
+    assert torch.allclose(layer(v), layer.last(u * torch.atan(layer.gate(u)).sin()) + v, atol=1e-6)
+
+
+def test_muon_takes_all_matrices_of_its_layers():
+    found = matrix_weights(t1.T1Grid(1, 1, (16, 16), 8, width=4, depth=1))
+    assert {name.removeprefix("body.layers.0.") for name in found} == {
+        f"{part}.weight" for part in ("spectral", "around", "gate", "last")
+    }
+
+
 def test_the_gate_of_a_huge_number_is_one_and_not_zero():
     torch.manual_seed(0)
     layer, v = GridLayer(5, 2, 1, True), torch.randn(3, 5, 12)
     torch.nn.init.normal_(layer.last.weight)
     torch.nn.init.constant_(layer.gate.bias, 1e25)  # its square is infinite
-    u = layer.spectral(v) + layer.local(layer._with_differences(v))
+    u = layer.spectral(v) + layer.around(layer._with_differences(v))
     assert torch.allclose(layer(v), layer.last(u) + v, rtol=1e-5, atol=1e-6)
 
 

@@ -145,7 +145,8 @@ def _forward(
 ):  # fmt: skip
     COUNT: tl.constexpr = 2 * AXES + 1
     w0 = _block(W, 0, WIDTH, COUNT, P, False)
-    w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, False), _block(W, COUNT - 1, WIDTH, COUNT, P, False)
+    if AXES > 0:
+        w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, False), _block(W, COUNT - 1, WIDTH, COUNT, P, False)
     if AXES > 1:
         w3, w4 = _block(W, COUNT - 4, WIDTH, COUNT, P, False), _block(W, COUNT - 3, WIDTH, COUNT, P, False)
     if AXES > 2:
@@ -157,13 +158,15 @@ def _forward(
         v = _load(V, sample, point, points, WIDTH, P)
         s = _load(S, sample, point, points, WIDTH, P)
         v0 = _load_rows(T, sample, point, points, point < points, WIDTH, P)
-        v5, v6 = _sides(T, v0, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 0:
+            v5, v6 = _sides(T, v0, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
             v3, v4 = _sides(T, v0, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 2:
             v1, v2 = _sides(T, v0, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
         u = product(w0, tl.trans(v0), PRECISION)
-        u += product(w5, tl.trans(v5), PRECISION) + product(w6, tl.trans(v6), PRECISION)
+        if AXES > 0:
+            u += product(w5, tl.trans(v5), PRECISION) + product(w6, tl.trans(v6), PRECISION)
         if AXES > 1:
             u += product(w3, tl.trans(v3), PRECISION) + product(w4, tl.trans(v4), PRECISION)
         if AXES > 2:
@@ -222,15 +225,16 @@ def _backward_maps(
         sample, point = _where(number, points, C)
         du = _load(dU, sample, point, points, WIDTH, P)
         v = _load_rows(T, sample, point, points, point < points, WIDTH, P).to(tl.float32)
-        if j >= COUNT - 2:
-            first, second = _sides(T, v, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
-            v = tl.where(j == COUNT - 2, first, second)
-        elif j >= COUNT - 4 and j > 0:
-            first, second = _sides(T, v, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
-            v = tl.where(j == COUNT - 4, first, second)
-        elif j > 0:
-            first, second = _sides(T, v, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
-            v = tl.where(j == COUNT - 6, first, second)
+        if AXES > 0:
+            if j >= COUNT - 2:
+                first, second = _sides(T, v, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+                v = tl.where(j == COUNT - 2, first, second)
+            elif j >= COUNT - 4 and j > 0:
+                first, second = _sides(T, v, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
+                v = tl.where(j == COUNT - 4, first, second)
+            elif j > 0:
+                first, second = _sides(T, v, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
+                v = tl.where(j == COUNT - 6, first, second)
         total += product(du, v, PRECISION)
     row, column = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
     own = parts + tl.program_id(0) * part_stride + row * (COUNT * WIDTH) + j * WIDTH + column
@@ -245,7 +249,8 @@ def _backward_input(
     """The gradient of v."""
     COUNT: tl.constexpr = 2 * AXES + 1
     w0 = _block(W, 0, WIDTH, COUNT, P, True)
-    w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, True), _block(W, COUNT - 1, WIDTH, COUNT, P, True)
+    if AXES > 0:
+        w5, w6 = _block(W, COUNT - 2, WIDTH, COUNT, P, True), _block(W, COUNT - 1, WIDTH, COUNT, P, True)
     if AXES > 1:
         w3, w4 = _block(W, COUNT - 4, WIDTH, COUNT, P, True), _block(W, COUNT - 3, WIDTH, COUNT, P, True)
     if AXES > 2:
@@ -254,13 +259,15 @@ def _backward_input(
         sample, point = _where(number, points, C)
         d = _load_rows(dT, sample, point, points, point < points, WIDTH, P)
         dy = _load(dY, sample, point, points, WIDTH, P)
-        d5, d6 = _sides_transposed(dT, d, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
+        if AXES > 0:
+            d5, d6 = _sides_transposed(dT, d, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
             d3, d4 = _sides_transposed(dT, d, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 2:
             d1, d2 = _sides_transposed(dT, d, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
         dv = product(w0, tl.trans(d), PRECISION)
-        dv += product(w5, tl.trans(d5), PRECISION) + product(w6, tl.trans(d6), PRECISION)
+        if AXES > 0:
+            dv += product(w5, tl.trans(d5), PRECISION) + product(w6, tl.trans(d6), PRECISION)
         if AXES > 1:
             dv += product(w3, tl.trans(d3), PRECISION) + product(w4, tl.trans(d4), PRECISION)
         if AXES > 2:
@@ -274,7 +281,7 @@ def fits(v: Tensor) -> bool:
 
 
 def grid_layer(s: Tensor, v: Tensor, weights: Sequence[Tensor], periodic: bool) -> Tensor:
-    """y of fields (samples, channels, *points) with the weights [W_0, W_1, …], b, P₁, c₁, P₂, c₂."""
+    """y of fields (samples, channels, *points) with the weights [W_0, W_1, …] or W_0, then b, P₁, c₁, P₂, c₂."""
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
     y = _GridLayer.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), tuple(v.shape[2:]), periodic, *flat)
     return y.unflatten(2, v.shape[2:])
@@ -288,7 +295,8 @@ class _GridLayer(torch.autograd.Function):
         samples, width, points = v.shape
         ctx.sizes = {"WIDTH": width, "P": padded(width), "C": POINTS, "PRECISION": precision_of(v), "num_warps": WARPS}
         n = (*(1,) * (3 - len(grid)), *grid)
-        ctx.grid = {"AXES": len(grid), "N1": n[0], "N2": n[1], "N3": n[2], "PERIODIC": periodic}
+        axes = len(grid) if weights[0].shape[1] > width else 0  # without neighbours there is one map
+        ctx.grid = {"AXES": axes, "N1": n[0], "N2": n[1], "N3": n[2], "PERIODIC": periodic}
         u, y, turned = torch.empty_like(v), torch.empty_like(v), permuted(v[None, None], (0, 1, 2, 4, 3))[0, 0]
         programs = min(PROGRAMS * processors(v.device), samples * triton.cdiv(points, POINTS))
         _forward[(programs,)](s, v, turned, *weights, u, y, samples, points, **ctx.sizes, **ctx.grid, num_stages=1)

@@ -29,33 +29,35 @@ class GridLayer(nn.Module):
 
     A step of an equation whose terms are fields, their derivatives, and products of both: K acts on the lowest waves,
     W on the channels and their first and second differences along every axis, which the small scales are moved by, and
-    the gate multiplies, with g(z) = z / √(1 + z²), which grows no faster than the channels do. The layer begins as the
-    identity.
+    the gate multiplies, with g(z) = z / √(1 + z²), which grows no faster than the channels do. Where K acts on all
+    waves it has the derivatives itself, and W needs no `neighbours`. The layer begins as the identity.
     """
 
-    def __init__(self, width: int, waves: int | Sequence[int], ndim: int, periodic: bool) -> None:
+    def __init__(
+        self, width: int, waves: int | Sequence[int], ndim: int, periodic: bool, neighbours: bool = True
+    ) -> None:
         super().__init__()
-        self.ndim, self.periodic = ndim, periodic
+        self.periodic, self.neighbours = periodic, neighbours
         self.spectral = SpectralConvolution(width, waves, ndim)
-        self.local = channel_map((1 + 2 * ndim) * width, width, ndim)
+        self.around = channel_map((1 + 2 * ndim * neighbours) * width, width, ndim)
         self.gate = channel_map(width, width, ndim)
         self.last = channel_map(width, width, ndim)
         for parameter in self.last.parameters():
             nn.init.zeros_(parameter)
 
     @property
-    def local_weights(self) -> list[Tensor]:
+    def pointwise_weights(self) -> list[Tensor]:
         """Weights and biases of the three maps of the channels."""
-        return [*self.local.parameters(), *self.gate.parameters(), *self.last.parameters()]
+        return [*self.around.parameters(), *self.gate.parameters(), *self.last.parameters()]
 
     def forward(self, v: Tensor) -> Tensor:
         """(batch, width, *points) to the same."""
-        if kernels.can_run(v, self.local.weight):
+        if kernels.can_run(v, self.around.weight):
             from transform_once.kernels import neighbours
 
             if neighbours.fits(v):
-                return neighbours.grid_layer(self.spectral(v), v, self.local_weights, self.periodic)
-        u = self.spectral(v) + self.local(self._with_differences(v))
+                return neighbours.grid_layer(self.spectral(v), v, self.pointwise_weights, self.periodic)
+        u = self.spectral(v) + self.around(self._with_differences(v) if self.neighbours else v)
         z = self.gate(u).clamp(-1e9, 1e9)  # whose square does not overflow
         return self.last(u * z * torch.rsqrt(1 + z * z)) + v
 
@@ -66,12 +68,22 @@ class GridLayer(nn.Module):
         """
         found = [v]
         for axis, n in enumerate(v.shape[2:], 2):
-            first, last = v.narrow(axis, 0, 1), v.narrow(axis, n - 1, 1)
-            before, after = (last, first) if self.periodic else (first, last)
-            left = torch.cat([before, v.narrow(axis, 0, n - 1)], axis)
-            right = torch.cat([v.narrow(axis, 1, n - 1), after], axis)
-            found += [(right - left) / 2, (right + left) / 2 - v]
+            first, second = differences(n, self.periodic, v)
+            if axis == v.ndim - 1:
+                found += [v @ first.T, v @ second.T]
+            else:
+                rest = v.flatten(axis + 1)
+                found += [(first @ rest).view(v.shape), (second @ rest).view(v.shape)]
         return torch.cat(found, 1)
+
+
+def differences(n: int, periodic: bool, like: Tensor) -> tuple[Tensor, Tensor]:
+    """As matrices, (right − left) / 2 and (right + left) / 2 − the point itself, of n points in a row."""
+    here = torch.eye(n, dtype=like.dtype, device=like.device)
+    left, right = here.roll(-1, 1), here.roll(1, 1)
+    if not periodic:
+        left, right = torch.cat([here[:1], left[1:]]), torch.cat([right[:-1], here[-1:]])
+    return (right - left) / 2, (right + left) / 2 - here
 
 
 class GridNet(nn.Module):
@@ -85,13 +97,14 @@ class GridNet(nn.Module):
         width: int,
         depth: int,
         periodic: bool,
+        neighbours: bool,
     ) -> None:
         super().__init__()
         ndim = len(waves)
         self.periodic = periodic
         self.lift = two_maps(in_channels + (2 if periodic else 1) * ndim, 2 * width, width, ndim)
         self.layers: Sequence[GridLayer] = nn.ModuleList(  # type: ignore[assignment]
-            GridLayer(width, waves, ndim, periodic) for _ in range(depth)
+            GridLayer(width, waves, ndim, periodic, neighbours) for _ in range(depth)
         )
         self.head = two_maps(width, HEAD_WIDTH, out_channels, ndim)
 
@@ -126,8 +139,9 @@ class T1Grid(SpectralOperator):
         modes: Kept modes, an int or one per axis; the small grid has as many points, or up to three more.
         width: Channels inside. Good values: 24 to 64 in two dimensions.
         depth: Layers. Good values: 4 to 12.
-        waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, up
-            to 64, 16 or 8 in one, two and three dimensions.
+        waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, which
+            are all, up to 64, 16 or 8 in one, two and three dimensions. Few of them, 2 to 4, generalise better where a
+            flow moves small scales along: layers that do not act on all waves also see each point's neighbours.
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
         out_resolution: Grid of the output where it is not the input's.
@@ -167,7 +181,8 @@ class T1Grid(SpectralOperator):
         waves = (waves,) * self.ndim if isinstance(waves, int) else tuple(waves)
         if len(waves) != self.ndim or not all(1 <= m <= half for m, half in zip(waves, halves, strict=True)):
             raise ValueError(f"waves lie between 1 and half of the points of an axis, {halves}; got {waves}")
-        body = GridNet(self.in_channels, self.out_channels, waves, width, depth, self.transform.name == "fourier")
+        periodic, neighbours = self.transform.name == "fourier", waves != halves
+        body = GridNet(self.in_channels, self.out_channels, waves, width, depth, periodic, neighbours)
         for layer in body.layers:
             layer.spectral.vp_init_(self.points) if init == "vp" else layer.spectral.initialize(init)
         return body
