@@ -27,7 +27,7 @@ KNOWN = {
     "FNO, phase-blind as released": "Every layer loses the imaginary part of its spectrum, as in the released code.",
     "FNO, float32": "All products in float32: how much of the error of the others is of bfloat16.",
     "FNO, modern": "Stronger than the paper's FNO: a perceptron in every layer.",
-    "T1Grid": "Ours: gated layers that see neighbours, on the grid of 24 kept modes.",
+    "T1Grid": "Ours: gated layers on the grid of 24 kept modes.",
     "FNOvp": "vp in all layers, the whole spectrum kept.",
     "FNOvp, phase-blind": "vp in all layers, the imaginary part lost as in the released code.",
     "T1": "Six layers as the paper prints; the released code has eight.",
