@@ -11,8 +11,8 @@ Neighbours are read from a turned copy, (samples, points, channels), where a poi
 points that begins anywhere cannot be read in whole words. Going there, u is kept. Going back, the first kernel comes to
 the gradient of u, which is that of s too, and of the weights behind it; the others, for which all of it must be there,
 to those of W and of v. Whatever a program needs is read before its first product, so that it waits for memory once;
-matrices are named one by one, 5 and 6 for the last axis, since Triton has no lists. Sums have a fixed
-order, so runs repeat bit by bit.
+matrices are named one by one, 5 and 6 for the last axis, since Triton has no lists. Sums have a fixed order, so runs
+repeat bit by bit.
 """
 
 from collections.abc import Sequence
