@@ -50,7 +50,6 @@ class Candidate:
 
     model: Mapping[str, Any]
     train: Mapping[str, Any] = field(default_factory=dict)
-    search: Sequence[float] = ()  # budgets at which it is tried, where they are not the flow's
 
     @property
     def configuration(self) -> str:
@@ -91,15 +90,8 @@ class Protocol:
         found = {}
         for name, given in self.flows[flow].candidates[model].items():
             made = strict(Candidate, given, f"candidate {name} of {model}")
-            search = made.search or self.flows[flow].search
-            found[name] = Candidate({"name": model, **made.model}, {**self.common, **made.train}, search)
+            found[name] = Candidate({"name": model, **made.model}, {**self.common, **made.train})
         return found
-
-    def tried(self, flow: str, model: str, budget: float) -> list[str]:
-        """The candidates of a search with this budget; all of them where the protocol has no such search."""
-        everyone = {name: self.candidates(flow, name) for name in self.flows[flow].candidates}
-        planned = any(budget in one.search for candidates in everyone.values() for one in candidates.values())
-        return [name for name, one in everyone[model].items() if budget in one.search or not planned]
 
 
 def load_protocol(path: Path = PROTOCOL, **changed: Any) -> Protocol:
@@ -110,14 +102,10 @@ def load_protocol(path: Path = PROTOCOL, **changed: Any) -> Protocol:
         flows = {name: replace(flow, tolerance=None) for name, flow in flows.items()}
     protocol = strict(Protocol, {**given, "flows": flows}, path.name)
     for name, flow in flows.items():
-        budgets = {
-            at for model in flow.candidates for one in protocol.candidates(name, model).values() for at in one.search
-        }
-        for budget in sorted(budgets):
-            counts = {model: len(protocol.tried(name, model, budget)) for model in flow.candidates}
-            if len({count for count in counts.values() if count}) != 1:  # one may take no part in a search
-                raise ValueError(f"all models of {name} must have as many candidates at {budget} s; got {counts}")
-        for model in flow.candidates:
+        counts = {model: len(candidates) for model, candidates in flow.candidates.items()}
+        if len(set(counts.values())) != 1:
+            raise ValueError(f"all models of {name} must have the same number of candidates; got {counts}")
+        for model in counts:
             for candidate in protocol.candidates(name, model).values():
                 strict(Model, candidate.model, f"a model of {name}")
                 settings_from(dict(candidate.train))
@@ -152,7 +140,7 @@ class Speedrun:
             self._job(flow, model, name, budget, seed)
             for budget in budgets or self.protocol.flows[flow].search
             for model in self.protocol.flows[flow].candidates
-            for name in self.protocol.tried(flow, model, budget)
+            for name in self.protocol.candidates(flow, model)
         ]
         return self._run(flow, self.searched, jobs, tested=False)
 
@@ -176,14 +164,14 @@ class Speedrun:
             return self.searched.find(job) or self.searched.find({**job, "change": FIRST})
 
         def whole(at: float) -> bool:
-            return all(found(one, name, at) for one in models for name in self.protocol.tried(flow, one, at))
+            return all(found(one, name, at) for one in models for name in self.protocol.candidates(flow, one))
 
-        complete = [at for at in tried if whole(at) and self.protocol.tried(flow, model, at)]
+        complete = [at for at in tried if whole(at)]
         if not complete:
             raise ValueError(f"the search of {flow} is not complete in {self.searched.path}: run search first")
         nearest = min(complete, key=lambda at: abs(math.log(at / budget)))
         errors = {}
-        for name in self.protocol.tried(flow, model, nearest):
+        for name in self.protocol.candidates(flow, model):
             row = found(model, name, nearest)
             errors[name] = float(row["validation"]) if row and row["validation"] else math.inf
         return min(errors, key=lambda name: errors[name])

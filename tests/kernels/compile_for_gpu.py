@@ -13,7 +13,8 @@ LOW, FULL = "*bf16", "*fp32"
 # In low precision:
 STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "T", "U", "dS", "dV", "dT", "dU"}
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
-GRID = {"AXES": 2, "N1": 1, "N2": 20, "N3": 20}
+GRID = {"N1": 1, "N2": 20, "N3": 20}
+FORMS = [{"AXES": 2, "PERIODIC": True}, {"AXES": 2, "PERIODIC": False}, {"AXES": 0, "PERIODIC": True}]  # of its layers
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
     layer._channels_backward: {"WIDTH": 48, "P": 64, "S": 64},
@@ -44,8 +45,8 @@ CONSTANTS = {
         "IN": 32, "HIDDEN": 128, "OUT": 1, "P": 32, "H": 128, "Q": 16, "BIASES": True, "SINE": False, "C": 64,
         "OF_INPUT": True,
     },
-    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
-    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 16, "P": 32, "H": 16, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
+    perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
 }  # fmt: skip
@@ -72,13 +73,10 @@ def kind(kernel, name):
 
 
 def main():
-    for kernel, constants, periodic in ((*one, periodic) for one in CONSTANTS.items() for periodic in (True, False)):
-        if "PERIODIC" in kernel.arg_names:
-            constants = {**constants, "PERIODIC": periodic}
-        elif periodic:
+    for kernel, given, form in ((*one, form) for one in CONSTANTS.items() for form in FORMS):
+        if "PERIODIC" not in kernel.arg_names and form != FORMS[0]:
             continue
-        if "AXES" in kernel.arg_names and not periodic:
-            constants = {**constants, "AXES": 0}  # without neighbours
+        constants = {**given, **(form if "PERIODIC" in kernel.arg_names else {})}
         if "PRECISION" in kernel.arg_names:
             constants = {**constants, "PRECISION": "bfloat16"}
         signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in kernel.arg_names}

@@ -163,43 +163,33 @@ def test_copies_in_another_order(device, order):
     assert torch.equal(gradient, weights.permute([order.index(axis) for axis in range(5)]))
 
 
-@pytest.mark.parametrize("kind", [t1.FNO, ReleasedFNO])
-def test_a_whole_fno_by_kernels(device, kind, monkeypatch):
+@pytest.mark.parametrize(
+    ("make", "module", "kernel"),
+    [
+        (lambda: t1.FNO(1, 1, (16, 12), 3, 8, 2), perceptron, "fno_pointwise"),
+        (lambda: ReleasedFNO(1, 1, (16, 12), 3, 8, 2), perceptron, "fno_pointwise"),
+        (lambda: t1.T1Grid(1, 1, (16, 12), (7, 9), 8, 2), neighbours, "grid_layer"),
+        (lambda: t1.T1Grid(1, 1, (16, 12), (7, 9), 8, 2, waves=2), neighbours, "grid_layer"),
+        (lambda: t1.T1Grid(1, 1, (16, 12), (7, 9), 8, 2, waves=2, transform="fourier"), neighbours, "grid_layer"),
+    ],
+    ids=["fno", "released", "grid", "grid, neighbours", "grid, periodic"],
+)
+def test_a_whole_model_by_kernels(device, make, module, kernel, monkeypatch):
     """Every decision on the way is taken as in training on a GPU; tf32 is what may differ."""
     torch.manual_seed(0)
-    model, x = kind(1, 1, (16, 12), 3, 8, 2).to(device), torch.randn(2, 1, 16, 12, device=device)
+    model, x = make().to(device), torch.randn(2, 1, 16, 12, device=device)
+    for parameter in model.parameters():
+        if not parameter.any():  # layers of T1Grid begin with zeros, which would hide mistakes
+            torch.nn.init.normal_(parameter, std=0.3)
     exact = copy.deepcopy(model).double()
     expected = exact(x.double())
     others = gradients(expected, list(exact.parameters()))
     monkeypatch.setattr(kernels, "can_run", lambda *_: True)
     monkeypatch.setattr(kernels, "pays", lambda _: True)
-    used, pointwise = [], perceptron.fno_pointwise
-    monkeypatch.setattr(perceptron, "fno_pointwise", lambda *given: used.append(1) or pointwise(*given))
+    used, own = [], getattr(module, kernel)
+    monkeypatch.setattr(module, kernel, lambda *given: used.append(1) or own(*given))
     with matmul_precision("high"):
         found = model(x)
-        ours = gradients(found, list(model.parameters()))
-    assert len(used) == 2
-    assert relative(found, expected) < 2e-3
-    for one, other in zip(ours, others, strict=True):
-        assert relative(one, other) < 1e-2
-
-
-@pytest.mark.parametrize(("transform", "waves"), [("dct", None), ("dct", 2), ("fourier", 2)])
-def test_a_whole_t1_grid_by_kernels(device, transform, waves, monkeypatch):
-    torch.manual_seed(0)
-    model = t1.T1Grid(1, 1, (16, 12), (7, 9), 8, 2, waves=waves, transform=transform).to(device)
-    for parameter in model.parameters():
-        if not parameter.any():  # layers begin with zeros, which would hide mistakes
-            torch.nn.init.normal_(parameter, std=0.3)
-    exact, X = copy.deepcopy(model).double(), torch.randn(2, 1, 7, 9, device=device)
-    expected = exact.kspace(X.double())
-    others = gradients(expected, list(exact.parameters()))
-    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
-    monkeypatch.setattr(kernels, "pays", lambda _: True)
-    used, layer = [], neighbours.grid_layer
-    monkeypatch.setattr(neighbours, "grid_layer", lambda *given: used.append(1) or layer(*given))
-    with matmul_precision("high"):
-        found = model.kspace(X)
         ours = gradients(found, list(model.parameters()))
     assert len(used) == 2
     assert relative(found, expected) < 5e-3
