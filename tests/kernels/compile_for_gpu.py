@@ -30,7 +30,7 @@ CONSTANTS = {
     motion._fourier: {
         "M1": 23, "M2": 23, "COUNT": 3, "FACTORS": 1, "SWAPS": True, "CONSTANTS": True, "BLOCK": 1024,
     },
-    muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 64, "ROUNDS": 5},
+    muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 64, "Q": 64, "ROUNDS": 5},
     neighbours._forward: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
     neighbours._backward_gate: {"WIDTH": 32, "P": 32, "C": 64},
     neighbours._backward_maps: {"WIDTH": 32, "P": 32, "C": 64, **GRID},

@@ -259,10 +259,11 @@ def test_transforms_there_and_back(device, name, size, modes):
 
 
 @pytest.mark.parametrize("pairs", [False, True], ids=["real", "complex"])
-def test_a_step_of_muon(device, pairs):
+@pytest.mark.parametrize("shape", [(20, 12), (12, 60)], ids=str)
+def test_a_step_of_muon(device, shape, pairs):
     torch.manual_seed(0)
     sizes = (optimizers.NEWTON_SCHULZ, optimizers.NEWTON_SCHULZ_STEPS, pairs)
-    W, G, M = (torch.randn(6, 20, 12, *([2] if pairs else []), device=device) for _ in range(3))
+    W, G, M = (torch.randn(6, *shape, *([2] if pairs else []), device=device) for _ in range(3))
     for number, size in ((2, 0), (3, 1e-25), (4, 1e25)):  # squares of the last two are beyond float32
         G[number] *= size
         M[number] *= size
@@ -286,21 +287,22 @@ def test_muon_by_kernels_moves_all_matrices_of_a_model(device, monkeypatch):
     """Real and complex, square or not, those of convolutions too; what is larger than a kernel holds takes torch."""
     torch.manual_seed(0)
     models = [t1.FNO(1, 1, (8, 8), 2, 6, 2)]
-    models[0].layers[0].perceptron = torch.nn.Sequential(
-        torch.nn.Conv2d(6, 12, 1), torch.nn.GELU(), torch.nn.Conv2d(12, 6, 1)
-    )
+    for part, hidden in zip(models[0].layers, (12, 20), strict=True):
+        part.perceptron = torch.nn.Sequential(
+            torch.nn.Conv2d(6, hidden, 1), torch.nn.GELU(), torch.nn.Conv2d(hidden, 6, 1)
+        )
     models[0].to(device)
     models.append(copy.deepcopy(models[0]))
     used, step = [], muon.muon_step
     monkeypatch.setattr(muon, "muon_step", lambda *given: used.append(given[0].shape) or step(*given))
-    monkeypatch.setattr(muon, "LARGEST", 12)
+    monkeypatch.setattr(muon, "LARGEST", 16)
     for model, runs in zip(models, (False, True), strict=True):
         monkeypatch.setattr(kernels, "can_run", lambda *_, runs=runs: runs)
         torch.manual_seed(1)
         for parameter in model.parameters():
             parameter.grad = torch.randn_like(parameter)
         optimizers.make_optimizer(model, "muon", 0.01, 0.1).step()
-    assert sorted(map(tuple, used)) == sorted([(8, 6, 6, 2)] * 2 + [(1, 6, 6)] * 4 + [(1, 12, 6), (1, 6, 12)])
+    assert sorted(map(tuple, used)) == sorted([(8, 6, 6, 2)] * 2 + [(1, 6, 6)] * 2 + [(1, 12, 6), (1, 6, 12)])
     tolerance = 0.05 if device.type == "cuda" else 1e-4
     for one, other in zip(*(model.parameters() for model in models), strict=True):
         assert (one - other).abs().max() < tolerance * 0.01

@@ -9,17 +9,18 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from transform_once.kernels.layer import product
+from transform_once.kernels.layer import padded, product
 
-LARGEST = 128  # side of a real matrix that a program can hold
+LARGEST = 128  # rows of a real matrix that a program can hold, with as many columns or fewer rows and more columns
+WARPS = {256: 2, 512: 2, 1024: 2, 2048: 4, 4096: 4}  # by entries of the tile that holds it; larger ones 8
 
 
 @triton.jit
 def _update(
     W, G, M, rate, momentum, decay, size, a, b, c, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr,
-    P: tl.constexpr, ROUNDS: tl.constexpr, PRECISION: tl.constexpr,
+    P: tl.constexpr, Q: tl.constexpr, ROUNDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    i, j = tl.arange(0, P)[:, None], tl.arange(0, P)[None, :]
+    i, j = tl.arange(0, P)[:, None], tl.arange(0, Q)[None, :]
     if PAIRS:
         place = ((i % ROWS) * COLUMNS + j % COLUMNS) * 2 + ((i >= ROWS) != (j >= COLUMNS)).to(tl.int32)
         place += tl.program_id(0).to(tl.int64) * (2 * ROWS * COLUMNS)
@@ -46,6 +47,11 @@ def _update(
     tl.store(W + place, w * (1.0 - eta * decay) - eta * size * x, mask=own)
 
 
+def fits(rows: int, columns: int) -> bool:
+    """Whether a program can hold a real matrix of this size."""
+    return rows <= LARGEST and padded(rows) * padded(columns) <= LARGEST**2
+
+
 def muon_step(
     weights: Tensor,
     gradients: Tensor,
@@ -63,14 +69,15 @@ def muon_step(
     With `pairs` a last axis holds real and imaginary parts.
     """
     rows, columns = weights.shape[1:3]
-    P = max(16, triton.next_power_of_2(max(rows, columns) * (1 + pairs)))
+    P, Q = padded(rows * (1 + pairs)), padded(columns * (1 + pairs))
     _update[(len(weights),)](
         *(weights, gradients, momenta, rate, momentum, decay, size, *coefficients),
         ROWS=rows,
         COLUMNS=columns,
         PAIRS=pairs,
         P=P,
+        Q=Q,
         ROUNDS=rounds,
         PRECISION="bfloat16" if weights.is_cuda else "ieee",
-        num_warps={16: 2, 32: 2, 64: 4, 128: 8}[P],
+        num_warps=WARPS.get(P * Q, 8),
     )

@@ -254,10 +254,11 @@ def _has_kernel(group: dict[str, Any], p: Tensor, gradient: Tensor) -> bool:
     """Whether one kernel can take the whole step: small matrices in float32."""
     if p.dtype != torch.float32 or not kernels.can_run(p, gradient):
         return False
-    from transform_once.kernels.muon import LARGEST
+    from transform_once.kernels import muon
 
-    side = max(_matrices(p, group["columns"], group["pairs"]).shape[1:3]) * (1 + group["pairs"])
-    return side <= LARGEST and p.is_contiguous() and gradient.is_contiguous()
+    rows, columns = _matrices(p, group["columns"], group["pairs"]).shape[1:3]
+    sides = 1 + group["pairs"]
+    return muon.fits(rows * sides, columns * sides) and p.is_contiguous() and gradient.is_contiguous()
 
 
 def _orthogonalized(
