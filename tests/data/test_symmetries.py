@@ -1,5 +1,6 @@
 import json
 import math
+from functools import partial
 from typing import Any
 
 import pytest
@@ -8,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from transform_once.data.symmetries import Motion, Symmetry, draw
+from transform_once.data.symmetries import Motion, Symmetry, draw, why_not_on_modes
+from transform_once.solvers.darcy import DARCY_SYMMETRIES
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
 from transform_once.spectral.transforms import get_transform
 
@@ -95,7 +97,43 @@ def test_coefficients_move_as_their_fields_do(
     motion = symmetry.motion(torch.tensor([0.0, 0.3, 0.77], dtype=torch.float64))
     moved = motion.fields(fourier.inverse(X, ndim=2, size=(20, 12)), **TORUS)
     expected = fourier.forward(moved, ndim=2, modes=(rows, columns))
-    torch.testing.assert_close(motion.fourier(X), expected, atol=1e-11, rtol=0)
+    torch.testing.assert_close(motion.modes(X, "fourier"), expected, atol=1e-11, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "symmetries", [DARCY_SYMMETRIES, (MIRROR,), (Symmetry(signs=(-1, -1), offset=(1.0, 1.0), factors=(-1.0,)),)]
+)
+@pytest.mark.parametrize("place", [BOX, {"grid": "node", "periodic": False}, {"grid": "cell", "periodic": True}])
+@pytest.mark.parametrize(("size", "modes"), [((12, 12), (6, 6)), ((9, 9), (9, 9))])
+def test_cosines_are_mirrored_and_swapped_as_their_fields_are(
+    symmetries: tuple[Symmetry, ...], place: dict[str, Any], size: tuple[int, int], modes: tuple[int, int]
+) -> None:
+    cosines = get_transform("dct")
+    X = torch.randn(16, 3, *modes, dtype=torch.float64)
+    motion = draw(symmetries, 16, generator=torch.Generator().manual_seed(0))
+    assert why_not_on_modes(symmetries, "dct", modes, place["grid"], (place["periodic"],) * 2) is None
+    moved = motion.fields(cosines.inverse(X, ndim=2, size=size), **place)
+    torch.testing.assert_close(motion.modes(X, "dct"), cosines.forward(moved, ndim=2, modes=modes), atol=1e-12, rtol=0)
+
+
+def test_what_cannot_be_done_on_modes_says_why() -> None:
+    box, torus = (False, False), (True, True)
+    mirror = Symmetry(signs=(-1, 1))
+
+    def why(symmetry: Symmetry, *given: Any) -> str:
+        return why_not_on_modes((symmetry,), *given) or ""
+
+    assert "different numbers" in why(DARCY_SYMMETRIES[2], "dct", (6, 5), "cell", box)
+    assert "more than mirror" in why(DIAGONAL, "dct", (6, 6), "cell", torus)
+    assert "more than mirror" in why(TURN, "dct", (6, 6), "cell", torus)  # about a quarter of the box
+    assert "more than mirror" in why(mirror, "dct", (6, 6), "node", torus)
+    assert not why(mirror, "dct", (6, 6), "cell", torus)
+    assert "rfft" in why(mirror, "rfft", (6, 6), "node", torus)
+    assert "without its sine" in why(mirror, "fourier", (6, 5), "node", torus)
+    assert "not periodic on nodes" in why(mirror, "fourier", (5, 5), "cell", torus)
+    assert not why(mirror, "fourier", (5, 5), "node", torus)
+    with pytest.raises(ValueError, match="can only be mirrored"):
+        why_not_on_modes((mirror,), "dct", (6, 6), "cell", box)
 
 
 @pytest.mark.parametrize("symmetry", NAVIER_STOKES_SYMMETRIES)
@@ -106,9 +144,11 @@ def test_the_declared_symmetries_agree_in_both_spaces(symmetry: Symmetry, dtype:
     kept = fourier.forward(w, ndim=2, modes=25)
     motion = symmetry.motion(torch.rand(4))
     expected = fourier.forward(motion.fields(fourier.inverse(kept, ndim=2, size=64), **TORUS), ndim=2, modes=25)
-    torch.testing.assert_close(motion.fourier(kept), expected, atol=2e-5 if dtype == torch.float32 else 1e-11, rtol=0)
+    torch.testing.assert_close(
+        motion.modes(kept, "fourier"), expected, atol=2e-5 if dtype == torch.float32 else 1e-11, rtol=0
+    )
     # The energy of the kept modes, and so that of the dropped ones, stays.
-    torch.testing.assert_close(motion.fourier(kept).square().sum((1, 2, 3)), kept.square().sum((1, 2, 3)))
+    torch.testing.assert_close(motion.modes(kept, "fourier").square().sum((1, 2, 3)), kept.square().sum((1, 2, 3)))
 
 
 def test_a_draw_is_one_of_the_products_for_every_sample() -> None:
@@ -141,13 +181,13 @@ def test_draws_move_input_and_target_alike_and_follow_their_generator() -> None:
     assert not torch.equal(moved(1).fields(w, **TORUS), moved(2).fields(w, **TORUS))
     motion = moved(3)
     assert torch.equal(motion.fields(w, inputs=True, **TORUS), motion.fields(w, **TORUS))
-    assert torch.equal(motion.fourier(w, inputs=True), motion.fourier(w))
+    assert torch.equal(motion.modes(w, "fourier", inputs=True), motion.modes(w, "fourier"))
 
 
 def test_nothing_waits_for_the_device() -> None:
     w = torch.empty(4, 1, 9, 9, device="meta")  # reading a number off this device is an error
     motion = draw(NAVIER_STOKES_SYMMETRIES, 4, device="meta")
-    assert motion.fields(w, **TORUS).shape == motion.fourier(w).shape == w.shape
+    assert motion.fields(w, **TORUS).shape == motion.modes(w, "fourier").shape == w.shape
 
 
 def test_shifts_are_spread_evenly() -> None:
@@ -196,7 +236,7 @@ def test_gradients_pass_through() -> None:
     motion = draw(NAVIER_STOKES_SYMMETRIES, 2)
     assert torch.autograd.gradcheck(lambda w: motion.fields(w, **TORUS), w)
     X = torch.randn(2, 1, 5, 5, dtype=torch.float64, requires_grad=True)
-    assert torch.autograd.gradcheck(motion.fourier, X)
+    assert torch.autograd.gradcheck(partial(motion.modes, transform="fourier"), X)
 
 
 def test_declarations_survive_json() -> None:
@@ -234,7 +274,7 @@ def test_bad_use_is_named() -> None:
     with pytest.raises(ValueError, match="3 channels, got fields with 2"):
         MIRROR.motion(still(2)).fields(w, **TORUS)
     with pytest.raises(ValueError, match="keep an odd number"):
-        TURN.motion(still(2)).fourier(w)
+        TURN.motion(still(2)).modes(w, "fourier")
     with pytest.raises(ValueError, match="'node' or 'cell'"):
         TURN.motion(still(2)).fields(w, grid="vertex", periodic=True)
     with pytest.raises(ValueError, match="one number of grid axes"):

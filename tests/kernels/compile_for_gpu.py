@@ -27,8 +27,9 @@ CONSTANTS = {
     lift._backward: {"INPUTS": 1, "TOTAL": 4, "WIDTH": 48, "P": 64, "C": 128, "ROWS": 16},
     loss._forward: {"BLOCK": 1024},
     loss._backward: {"BLOCK": 1024},
-    motion._fourier: {
-        "M1": 23, "M2": 23, "COUNT": 3, "FACTORS": 1, "SWAPS": True, "CONSTANTS": True, "BLOCK": 1024,
+    motion._move: {
+        "M1": 23, "M2": 23, "COUNT": 3, "FACTORS": 1, "SWAPS": True, "CONSTANTS": True, "COSINES": False,
+        "BLOCK": 1024,
     },
     muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 64, "Q": 64, "ROUNDS": 5},
     neighbours._forward: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
@@ -68,7 +69,7 @@ def kind(kernel, name):
         return "fp32"
     if name.split("_")[-1] in WHOLE:
         return "i32"
-    low = name in STATE and kernel not in (muon._update, motion._fourier, transform._inner, transform._last)
+    low = name in STATE and kernel not in (muon._update, motion._move, transform._inner, transform._last)
     return LOW if low else FULL
 
 

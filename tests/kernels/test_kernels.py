@@ -19,6 +19,7 @@ from transform_once.models.fno import FNOLayer, ReleasedFNO
 from transform_once.models.layers import T1Layer
 from transform_once.models.t1_grid import GridLayer
 from transform_once.models.unet import BatchNorm
+from transform_once.solvers.darcy import DARCY_SYMMETRIES
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
 from transform_once.spectral.bases import matrix
 from transform_once.spectral.precision import matmul_precision
@@ -197,9 +198,16 @@ def test_a_whole_model_by_kernels(device, make, module, kernel, monkeypatch):
         assert relative(one, other) < 2e-2
 
 
-@pytest.mark.parametrize("symmetries", [NAVIER_STOKES_SYMMETRIES, (Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),)])
+@pytest.mark.parametrize(
+    ("symmetries", "transform"),
+    [
+        (NAVIER_STOKES_SYMMETRIES, "fourier"),
+        ((Symmetry(signs=(-1, 1), factors=(1.0, -1.0)),), "fourier"),
+        (DARCY_SYMMETRIES, "dct"),
+    ],
+)
 @pytest.mark.parametrize("lead", [(2,), (3, 2)], ids=["pairs", "frames"])
-def test_motions_of_coefficients(device, symmetries, lead):
+def test_motions_of_coefficients(device, symmetries, transform, lead):
     torch.manual_seed(0)
     X = torch.randn(6, *lead, 7, 7, device=device, dtype=torch.float64)
     constants = torch.tensor([0.3, -2.0], device=device, dtype=torch.float64)
@@ -210,8 +218,8 @@ def test_motions_of_coefficients(device, symmetries, lead):
             swapped = table.permuted[0] if table.permutations else None
             factors = table.input_factors if inputs else table.factors
             tables = (moves.choice, moves.shift, table.signs, table.offset, table.direction, factors, swapped)
-            found = motion.move_fourier(X.float(), *tables, added)
-            assert relative(found, moves.fourier(X, inputs=inputs, constants=added)) < 1e-6
+            found = motion.move_modes(X.float(), *tables, added, cosines=transform == "dct")
+            assert relative(found, moves.modes(X, transform, inputs=inputs, constants=added)) < 1e-6
 
 
 @pytest.mark.parametrize(("frames", "channels", "modes"), [(1, 1, 49), (3, 2, 1500)])

@@ -8,6 +8,7 @@ from transform_once.data.normalization import Normalization
 from transform_once.data.symmetries import Symmetry, draw
 from transform_once.evaluation.rollout import rollout
 from transform_once.models.operator import Dynamics
+from transform_once.solvers.darcy import DARCY_SYMMETRIES
 from transform_once.training.loss import FieldObjective, KSpaceObjective, relative_l2
 from transform_once.training.plan import make_plan
 from transform_once.training.settings import Training
@@ -70,14 +71,21 @@ def test_rollouts_on_kept_modes_have_the_error_of_their_fields(film, order, kind
 
 
 @pytest.mark.parametrize("normalization", ["none", "standard", "unit"])
-def test_motions_on_kept_modes_are_motions_of_the_fields(flow, normalization):
-    """The same draw, on spectra and on fields; band-limited fields, so that shifting them is exact."""
-    T = t1.get_transform("fourier")
-    x, y = (T.inverse(T.forward(v.double() + 0.3, 2, 7), 2, (16, 16)) for v in (flow.input, flow.target))
-    fields = t1.Fields(input=x, target=y, metadata=None, grid="node", periodic=True)
-    symmetries = tuple(Symmetry.from_dict(known) for known in flow.metadata.symmetries)
-    model = t1.T1(1, 1, (16, 16), modes=7, width=4, depth=1, transform="fourier").double()
+@pytest.mark.parametrize("transform", ["fourier", "dct"])
+def test_motions_on_kept_modes_are_motions_of_the_fields(flow, transform, normalization):
+    """The same draw, on spectra and on fields; for shifts of band-limited fields, so that those are exact."""
+    symmetries, place = (*DARCY_SYMMETRIES, Symmetry(signs=(1, 1), factors=(-1.0,))), {"grid": "cell"}
+    x, y = flow.input.double() + 0.3, flow.target.double() + 0.3
+    if transform == "fourier":
+        T = t1.get_transform("fourier")
+        x, y = (T.inverse(T.forward(v, 2, 7), 2, (16, 16)) for v in (x, y))
+        symmetries = tuple(Symmetry.from_dict(known) for known in flow.metadata.symmetries)
+        place = {"grid": "node", "periodic": True}
+    declared = [symmetry.to_dict() for symmetry in symmetries]
+    fields = t1.Fields(input=x, target=y, symmetries=declared, **place)
+    model = t1.T1(1, 1, (16, 16), modes=7, width=4, depth=1, transform=transform).double()
     plan = make_plan(model, fields, None, Training(normalization=normalization))
+    assert plan.space == "k-space"
     plan.prepare(model)
     model.double()
     kspace = KSpaceObjective(model, plan.train, symmetries)

@@ -1,10 +1,11 @@
 """Symmetries: maps that take every solution of a problem to another solution, drawn at random as free training data.
 
 A `Symmetry` declares one map of the unit box or torus. `draw` picks a random product of several for every sample of a
-batch, and the resulting `Motion` moves inputs and targets alike: on fields, or exactly on the kept modes of the
-"fourier" basis, where translations are rotations of cos/sin pairs and reflections are signs, so that training never
-leaves k-space and the energy of the dropped modes stays what it was. Nothing here waits for the device: once a first
-call has put the constants there (the usual warm-up), draws and motions can be part of a CUDA graph.
+batch, and the resulting `Motion` moves inputs and targets alike: on fields, or exactly on kept modes, so that training
+never leaves k-space and the energy of the dropped modes stays what it was. In the "fourier" basis translations are
+rotations of cos/sin pairs and reflections are signs, in the "dct" basis mirrors are signs. Nothing here waits for the
+device: once a first call has put the constants there (the usual warm-up), draws and motions can be part of a CUDA
+graph.
 """
 
 import dataclasses
@@ -108,7 +109,7 @@ def draw(
 
 @dataclass(frozen=True)
 class Motion:
-    """One map per sample, w ↦ factor · w(Ax + b), of fields or of their Fourier coefficients.
+    """One map per sample, w ↦ factor · w(Ax + b), of fields or of their modes.
 
     Tensors are (batch, channels, *grid) or (batch, time, channels, *grid); all frames of a sequence move together.
     `choice` (batch,) are rows of `table`, `shift` (batch, symmetries) the parameters s; of them follow `signs` and
@@ -156,38 +157,35 @@ class Motion:
                 x = x.gather(dim, _along(index, dim, x).expand(x.shape))
         return self._finish(x, inputs)
 
-    def fourier(self, X: Tensor, *, inputs: bool = False, constants: Tensor | None = None) -> Tensor:
-        """The moved coefficients of the "fourier" basis: constant, cos 1, sin 1, … along each axis, an odd number.
+    def modes(self, X: Tensor, transform: str, *, inputs: bool = False, constants: Tensor | None = None) -> Tensor:
+        """The moved coefficients of the "fourier" basis (constant, cos 1, sin 1, … an odd number), or of the "dct".
 
-        `constants` (channels,) are added to the constant modes before the motion and taken away after it: where fields
-        had a shift taken off, a symmetry that flips their sign must see it.
+        `why_not_on_modes` says where this is what `fields` does. `constants` (channels,) are added to the constant
+        modes before the motion and taken away after it: where fields had a shift taken off, a symmetry that flips their
+        sign must see it.
         """
         ndim = self.table.ndim
-        for axis, kept in enumerate(X.shape[-ndim:]):
-            if kept % 2 == 0:
-                raise ValueError(
-                    f"axis {axis} has {kept} Fourier coefficients, which splits a cos/sin pair; keep an odd number"
-                )
+        if transform == "fourier" and any(kept % 2 == 0 for kept in X.shape[-ndim:]):
+            raise ValueError(f"{tuple(X.shape[-ndim:])} modes split a cos/sin pair; keep an odd number on every axis")
         if ndim == 2 and not X.requires_grad and kernels.can_run(X):  # data are moved; gradients go the plain way
-            return self._fourier_kernel(X, inputs, constants)
+            return self._modes_kernel(X, transform, inputs, constants)
         if constants is not None:
             X = _add_constants(X, constants, ndim)
-        X = self._finish(self._turned(X), inputs)
+        X = self._finish(self._turned(X) if transform == "fourier" else self._mirrored(X), inputs)
         return X if constants is None else _add_constants(X, -constants, ndim)
 
-    def _fourier_kernel(self, X: Tensor, inputs: bool, constants: Tensor | None) -> Tensor:
+    def _modes_kernel(self, X: Tensor, transform: str, inputs: bool, constants: Tensor | None) -> Tensor:
         """The same by one kernel."""
-        from transform_once.kernels.motion import move_fourier
+        from transform_once.kernels.motion import move_modes
 
         table = self.table
         factors = table.input_factors if inputs else table.factors
         self._check_shapes(X, factors)
-        swapped = table.permuted[0] if table.permutations else None
-        return move_fourier(
-            X, self.choice, self.shift, table.signs, table.offset, table.direction, factors, swapped, constants
-        )
+        tables = (table.signs, table.offset, table.direction, factors, table.permuted[0] if table.permuted else None)
+        return move_modes(X, self.choice, self.shift, *tables, constants, cosines=transform == "dct")
 
     def _turned(self, X: Tensor) -> Tensor:
+        """Pairs of cosine and sine, turned along every axis."""
         ndim = self.table.ndim
         for axis in range(ndim):
             dim = X.ndim - ndim + axis
@@ -201,6 +199,16 @@ class Motion:
             even, odd = X.narrow(dim, 1, kept - 1).unflatten(dim, (-1, 2)).unbind(dim + 1)
             pairs = torch.stack((cosine * even + sine * odd, sign * (cosine * odd - sine * even)), dim + 1)
             X = torch.cat((X.narrow(dim, 0, 1), pairs.flatten(dim, dim + 1)), dim)
+        return X
+
+    def _mirrored(self, X: Tensor) -> Tensor:
+        """Cosines of cells, of which a mirror changes the sign of every second one."""
+        ndim = self.table.ndim
+        for axis in range(ndim):
+            dim = X.ndim - ndim + axis
+            if not self.table.still(axis):
+                odd = torch.arange(X.shape[dim], device=X.device) % 2
+                X = X * _along(self.signs[:, axis, None].to(X.dtype) ** odd, dim, X)
         return X
 
     def _finish(self, x: Tensor, inputs: bool) -> Tensor:
@@ -229,6 +237,28 @@ class Motion:
                 f"the symmetry has factors for {factors.shape[1]} channels, got fields with {channels}; give "
                 "one factor per channel, or one for all"
             )
+
+
+def why_not_on_modes(
+    symmetries: Iterable[Symmetry], transform: str, block: Sequence[int], grid: str, periodic: Sequence[bool]
+) -> str | None:
+    """What hinders `Motion.modes` from doing on this block of kept modes what `Motion.fields` does; None: nothing."""
+    table = _table(tuple(symmetries), torch.device("cpu"))
+    table.check(tuple(periodic))
+    if any(tuple(block[axis] for axis in axes) != tuple(block) for axes in table.permutations):
+        return "swap axes of which different numbers of modes are kept"
+    if transform == "dct":
+        ends = [around and grid == "node" for around in periodic]  # there a mirror leaves the first point where it is
+        places = itertools.product(table.maps, range(table.ndim))
+        mirrors = all(
+            m.offset[i] % 1 == 0 == any(m.direction[i]) and (m.signs[i] == 1 or not ends[i]) for m, i in places
+        )
+        return None if mirrors else "do more than mirror fields, which is all that cosines can bear"
+    if transform != "fourier":
+        return f"act on fields, not on kept modes of the {transform} basis"
+    if any(kept % 2 == 0 for kept in block):
+        return "act on fields where a cosine is kept without its sine"
+    return None if grid == "node" and all(periodic) else "act on fields that are not periodic on nodes"
 
 
 def _add_constants(X: Tensor, constants: Tensor, ndim: int) -> Tensor:

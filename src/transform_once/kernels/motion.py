@@ -1,10 +1,12 @@
-"""Random motions of Fourier coefficients in one kernel: what `data.symmetries.Motion.fourier` does in a hundred steps.
+"""Random motions of kept modes in one kernel: what `data.symmetries.Motion.modes` does in a hundred steps.
 
-Along an axis, with θ = 2π·(wave number)·offset, a coefficient is turned together with the other one of its pair,
+In the Fourier basis, along an axis, with θ = 2π·(wave number)·offset, a coefficient is turned together with the other
+one of its pair,
 
     cosine ← cos θ · cosine + sin θ · sine,   sine ← ±(cos θ · sine − sin θ · cosine),
 
-so that in two dimensions a moved coefficient is a sum of four.
+so that in two dimensions a moved coefficient is a sum of four. Of cosines a mirror changes the sign of every second
+one.
 """
 
 import torch
@@ -27,10 +29,10 @@ def _turn(index, offset, sign):
 
 
 @triton.jit
-def _fourier(
+def _move(
     X, Y, choice, shift, signs, offsets, directions, factors, swapped, constants, rows, channels, x_sample, x_row,
     y_sample, y_row, y_mode, M1: tl.constexpr, M2: tl.constexpr, COUNT: tl.constexpr, FACTORS: tl.constexpr,
-    SWAPS: tl.constexpr, CONSTANTS: tl.constexpr, BLOCK: tl.constexpr,
+    SWAPS: tl.constexpr, CONSTANTS: tl.constexpr, COSINES: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     sample, row = tl.program_id(0) // rows, tl.program_id(0) % rows
     pick = tl.load(choice + sample)
@@ -45,13 +47,18 @@ def _fourier(
     if SWAPS:
         flip = tl.load(swapped + pick) != 0
         i, j = tl.where(flip, j, i), tl.where(flip, i, j)
-    own1, other1, partner1 = _turn(i, first, tl.load(signs + 2 * pick).to(tl.float32))
-    own2, other2, partner2 = _turn(j, second, tl.load(signs + 2 * pick + 1).to(tl.float32))
+    sign1, sign2 = tl.load(signs + 2 * pick).to(tl.float32), tl.load(signs + 2 * pick + 1).to(tl.float32)
     base = X + sample.to(tl.int64) * x_sample + row * x_row
-    y = own1 * own2 * tl.load(base + i * M2 + j, mask=inside, other=0.0)
-    y += own1 * other2 * tl.load(base + i * M2 + partner2, mask=inside, other=0.0)
-    y += other1 * own2 * tl.load(base + partner1 * M2 + j, mask=inside, other=0.0)
-    y += other1 * other2 * tl.load(base + partner1 * M2 + partner2, mask=inside, other=0.0)
+    here = tl.load(base + i * M2 + j, mask=inside, other=0.0)
+    if COSINES:
+        y = here * tl.where(i % 2 == 1, sign1, 1.0) * tl.where(j % 2 == 1, sign2, 1.0)
+    else:
+        own1, other1, partner1 = _turn(i, first, sign1)
+        own2, other2, partner2 = _turn(j, second, sign2)
+        y = own1 * own2 * here
+        y += own1 * other2 * tl.load(base + i * M2 + partner2, mask=inside, other=0.0)
+        y += other1 * own2 * tl.load(base + partner1 * M2 + j, mask=inside, other=0.0)
+        y += other1 * other2 * tl.load(base + partner1 * M2 + partner2, mask=inside, other=0.0)
     channel = row % channels
     factor = tl.load(factors + pick * FACTORS + channel % FACTORS).to(tl.float32)
     y *= factor
@@ -61,7 +68,7 @@ def _fourier(
     tl.store(place, y, mask=inside)
 
 
-def move_fourier(
+def move_modes(
     X: Tensor,
     choice: Tensor,
     shift: Tensor,
@@ -71,11 +78,14 @@ def move_fourier(
     factors: Tensor,
     swapped: Tensor | None,
     constants: Tensor | None,
+    *,
+    cosines: bool,
 ) -> Tensor:
-    """Coefficients (batch, ..., channels, m₁, m₂) moved; the tables are those of `data.symmetries`, a row per map.
+    """Coefficients (batch, ..., channels, m₁, m₂) moved: `cosines`, or those of the Fourier basis.
 
-    `constants` (channels,) are added to the constant modes before the motion and taken away after it. Of single frames
-    the result lies in memory with the batch last, as models want it.
+    The tables are those of `data.symmetries`, a row per map. `constants` (channels,) are added to the constant modes
+    before the motion and taken away after it. Of single frames the result lies in memory with the batch last, as models
+    want it.
     """
     X = X.contiguous()
     batch, channels, (m1, m2) = len(X), X.shape[-3], X.shape[-2:]
@@ -86,9 +96,9 @@ def move_fourier(
     else:
         Y = torch.empty_like(X)
         strides = (rows * m1 * m2, m1 * m2, 1)
-    _fourier[(batch * rows, triton.cdiv(m1 * m2, BLOCK))](
+    _move[(batch * rows, triton.cdiv(m1 * m2, BLOCK))](
         *(X, Y, choice, shift, signs, offsets, directions, factors, swapped, constants),
         *(rows, channels, rows * m1 * m2, m1 * m2, *strides, m1, m2, shift.shape[1], factors.shape[1]),
-        *(swapped is not None, constants is not None, BLOCK),
+        *(swapped is not None, constants is not None, cosines, BLOCK),
     )
     return Y

@@ -58,7 +58,7 @@ class Objective(nn.Module):
 
 
 class KSpaceObjective(Objective):
-    """On spectra made once: nothing is transformed. Symmetries act on the modes of the fourier basis."""
+    """On spectra made once: nothing is transformed. Symmetries act on the modes."""
 
     model: SpectralOperator
 
@@ -87,9 +87,9 @@ class KSpaceObjective(Objective):
             return self._rolled(batch, generator)
         X, Y = batch["input"], batch["target"]
         if self._moves:
-            motion = draw(self.symmetries, len(X), X.device, generator)
-            X = motion.fourier(X, inputs=True, constants=self._constants(X, 0))
-            Y = motion.fourier(Y, constants=self._constants(Y, 1))
+            motion, basis = draw(self.symmetries, len(X), X.device, generator), self.model.transform.name
+            X = motion.modes(X, basis, inputs=True, constants=self._constants(X, 0))
+            Y = motion.modes(Y, basis, constants=self._constants(Y, 1))
         with self._autocast(X.device):
             prediction = self.model.kspace(self._resized(X, self.model.resolution, 1)).to(Y.dtype)
         prediction = self._resized(prediction, self.model.out_resolution, -1)
@@ -99,7 +99,7 @@ class KSpaceObjective(Objective):
         Z, first = batch["trajectory"], batch["trajectory"].shape[1] - self.steps
         if self._moves:
             motion = draw(self.symmetries, len(Z), Z.device, generator)
-            Z = motion.fourier(Z, constants=self._constants(Z, 0))
+            Z = motion.modes(Z, self.model.transform.name, constants=self._constants(Z, 0))
         with self._autocast(Z.device):
             known = self._resized(Z[:, :first], self.model.resolution, 1)
             prediction = kspace_rollout(self.model, known, self.steps).to(Z.dtype)

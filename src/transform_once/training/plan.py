@@ -12,7 +12,7 @@ import torch
 from transform_once.data.fields import Fields
 from transform_once.data.normalization import Normalization
 from transform_once.data.spectra import Pair, Spectra, spectra
-from transform_once.data.symmetries import Symmetry
+from transform_once.data.symmetries import Symmetry, why_not_on_modes
 from transform_once.models.operator import Dynamics, Operator, SpectralOperator
 from transform_once.models.t1 import T1
 from transform_once.spectral.modes import ModeSet
@@ -74,8 +74,8 @@ def make_plan(
     """Decide, check that model and data fit, and transform once.
 
     A model that transforms once is trained on kept modes, unless the data have a mask, its local maps need fields, or
-    the data set declares symmetries that act on fields only (all bases but fourier, and grids that are not periodic on
-    nodes). A model that already has a normalisation keeps it.
+    the data set declares symmetries that act on fields only (`why_not_on_modes`). A model that
+    already has a normalisation keeps it.
     """
     dynamics = Dynamics(settings.order, settings.history) if data.kind == "trajectories" else None
     _check(model, data, dynamics)
@@ -84,7 +84,7 @@ def make_plan(
     if isinstance(data, Spectra):
         if _why_fields(model, data, ()):
             raise ValueError(f"these data are spectra, but {reason}: train on fields")
-        if reason:  # spectra of another basis than fourier were given: their symmetries cannot be used
+        if reason:  # spectra were given that the symmetries of the data set cannot move: train without them
             symmetries, reason = (), None
         _check_spectra(model, data, _kept_units(model, dynamics) or data.normalization)
         made: Spectra | Fields = data
@@ -117,12 +117,11 @@ def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symme
         return "its local maps are maps of fields"
     if isinstance(data, Fields) and (data.metadata.missing is not None or data[:1].mask is not None):
         return "a mask is a matter of fields"
-    if symmetries and (model.transform.name != "fourier" or isinstance(model.modes, ModeSet)):
-        return f"the symmetries of the data set act on fields, not on kept modes of the {model.transform.name} basis"
-    if symmetries and any(kept % 2 == 0 for kept in model.block):
-        return "the symmetries of the data set act on fields where a cosine is kept without its sine"
-    if symmetries and (data.metadata.grid != "node" or not all(data.metadata.periodic)):
-        return "the symmetries of the data set act on fields that are not periodic on nodes"
+    if symmetries and isinstance(model.modes, ModeSet):
+        return "the symmetries of the data set act on fields, not on a set of modes"
+    name, about = model.transform.name, data.metadata
+    if symmetries and (why := why_not_on_modes(symmetries, name, model.block, about.grid, about.periodic)):
+        return f"the symmetries of the data set {why}"
     if any(abs(factor) != 1 for one in symmetries for factor in (*one.factors, *one.input_factors)):
         return "the symmetries of the data set change the size of fields"
     return None
