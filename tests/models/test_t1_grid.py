@@ -61,8 +61,12 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
         left, right = (around[:, :, *middle[:axis], slice(s, s + n), *middle[axis + 1 :]] for s in (0, 2))
         u = u + torch.einsum("oi,bi...->bo...", weights[:, 1 + 2 * axis], (right - left) / 2)
         u = u + torch.einsum("oi,bi...->bo...", weights[:, 2 + 2 * axis], (right + left) / 2 - v)
-    angle = torch.atan(layer.gate(u))  # sin(atan z) = z / √(1 + z²)
-    assert torch.allclose(layer(v), layer.last(u * angle.sin()) + v, atol=1e-12)
+    assert torch.allclose(layer(v), layer.last(product(u, layer.gate(u))) + v, atol=1e-12)
+
+
+def product(u, z):
+    """4g(u / 4) ⊙ g(z): sin(atan z) = z / √(1 + z²)."""
+    return 4 * torch.atan(u / 4).sin() * torch.atan(z).sin()
 
 
 def test_layers_that_act_on_all_waves_need_no_neighbours():
@@ -72,7 +76,7 @@ def test_layers_that_act_on_all_waves_need_no_neighbours():
     layer, v = GridLayer(5, 2, 1, True, neighbours=False), torch.randn(3, 5, 12)
     torch.nn.init.normal_(layer.last.weight)
     u = layer.spectral(v) + layer.around(v)
-    assert torch.allclose(layer(v), layer.last(u * torch.atan(layer.gate(u)).sin()) + v, atol=1e-6)
+    assert torch.allclose(layer(v), layer.last(product(u, layer.gate(u))) + v, atol=1e-6)
 
 
 def test_muon_takes_all_matrices_of_its_layers():
@@ -88,7 +92,18 @@ def test_the_gate_of_a_huge_number_is_one_and_not_zero():
     torch.nn.init.normal_(layer.last.weight)
     torch.nn.init.constant_(layer.gate.bias, 1e25)  # its square is infinite
     u = layer.spectral(v) + layer.around(layer._with_differences(v))
-    assert torch.allclose(layer(v), layer.last(u) + v, rtol=1e-5, atol=1e-6)
+    assert torch.allclose(layer(v), layer.last(product(u, torch.tensor(1e9))) + v, rtol=1e-5, atol=1e-6)
+
+
+def test_layers_add_to_large_channels_and_do_not_multiply_them():
+    torch.manual_seed(0)
+    v = start = 1e3 * torch.randn(3, 8, 12)
+    for _ in range(16):
+        layer = GridLayer(8, 2, 1, True)
+        for parameter in layer.parameters():
+            torch.nn.init.normal_(parameter, 0, 2)
+        v = layer(v)
+    assert (v - start).abs().max() < 16 * 8 * 4 * 2 * 5  # layers, channels, bound, five deviations of the last weights
 
 
 def test_coordinates_of_a_periodic_field_have_no_seam():

@@ -1,6 +1,6 @@
 """A layer of T1Grid but for its transforms, in Triton: maps of channels and of their differences to neighbours.
 
-    u = s + Σ_j W_j v_j + b,    y = P₂ (u ⊙ q(P₁ u + c₁)) + c₂ + v,    q(z) = z / √(1 + z²)
+    u = s + Σ_j W_j v_j + b,    y = P₂ (4 q(u / 4) ⊙ q(P₁ u + c₁)) + c₂ + v,    q(z) = z / √(1 + z²)
 
 Fields are (samples, channels, points), the points those of a grid of one to three axes, row by row. v_0 is v, v_1 and
 v_2 are its first and second differences along the first axis, (right − left) / 2 and (right + left) / 2 − v, and so on:
@@ -35,10 +35,11 @@ MOST_CHANNELS = {"bfloat16": 64, "tf32": 32, "ieee": 0}  # that fit on the chip,
 
 
 @triton.jit
-def _gate(z):
-    """q(z) and its slope; beyond 1e9, where the square of z may overflow, q is ±1 and stays so."""
+def _bounded(z, MOST: tl.constexpr):
+    """z / √(1 + (z / MOST)²) and its slope; beyond 1e9, where squares may overflow, it is ± MOST and stays so."""
     z = tl.minimum(tl.maximum(z, -1e9), 1e9)
-    root = tl.rsqrt(1.0 + z * z)
+    part = z * (1.0 / MOST)
+    root = tl.rsqrt(1.0 + part * part)
     return z * root, root * root * root
 
 
@@ -173,8 +174,9 @@ def _forward(
             u += product(w1, tl.trans(v1), PRECISION) + product(w2, tl.trans(v2), PRECISION)
         u += bias + s.to(tl.float32)
         _store(U, u, sample, point, points, WIDTH, P)
-        gate, _ = _gate(product(p1, u, PRECISION) + bias1)
-        y = product(p2, u * gate, PRECISION) + bias2 + v.to(tl.float32)
+        gate, _ = _bounded(product(p1, u, PRECISION) + bias1, 1.0)
+        term, _ = _bounded(u, 4.0)
+        y = product(p2, term * gate, PRECISION) + bias2 + v.to(tl.float32)
         _store(Y, y, sample, point, points, WIDTH, P)
 
 
@@ -191,14 +193,15 @@ def _backward_gate(
         sample, point = _where(number, points, C)
         u = _load(U, sample, point, points, WIDTH, P).to(tl.float32)
         dy = _load(dY, sample, point, points, WIDTH, P).to(tl.float32)
-        gate, slope = _gate(product(p1, u, PRECISION) + bias)
+        gate, slope = _bounded(product(p1, u, PRECISION) + bias, 1.0)
+        term, steep = _bounded(u, 4.0)
         of_c2 += tl.sum(dy, 1)
-        of_p2 += product(dy, tl.trans(u * gate), PRECISION)
+        of_p2 += product(dy, tl.trans(term * gate), PRECISION)
         dh = product(tl.trans(p2), dy, PRECISION)
-        dz = dh * u * slope
+        dz = dh * term * slope
         of_c1 += tl.sum(dz, 1)
         of_p1 += product(dz, tl.trans(u), PRECISION)
-        du = product(tl.trans(p1), dz, PRECISION) + dh * gate
+        du = product(tl.trans(p1), dz, PRECISION) + dh * gate * steep
         of_b += tl.sum(du, 1)
         _store(dU, du, sample, point, points, WIDTH, P)
         place, inside = _rows(sample, point, points, point < points, WIDTH, P)

@@ -21,16 +21,19 @@ from transform_once.spectral.modes import ModeSet
 
 # Wave numbers of an axis in a layer of the body, by number of axes: more cost weights and bring little.
 MOST_WAVES = {1: 64, 2: 16, 3: 8}
+BOUND = 4.0  # of one side of the product in a layer: beyond the values of fields that are well scaled
 MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow on odd sizes
 
 
 class GridLayer(nn.Module):
-    """v ← P(u ⊙ g(Gu + c)) + v with u = Kv + Wv + b, where W sees a point and its differences to its neighbours.
+    """v ← P(4g(u / 4) ⊙ g(Gu + c)) + v, u = Kv + Wv + b, where W sees a point and its differences to its neighbours.
 
     A step of an equation whose terms are fields, their derivatives, and products of both: K acts on the lowest waves,
     W on the channels and their first and second differences along every axis, which the small scales are moved by, and
-    the gate multiplies, with g(z) = z / √(1 + z²), which grows no faster than the channels do. Where K acts on all
-    waves it has the derivatives itself, and W needs no `neighbours`. The layer begins as the identity.
+    the gate multiplies, with g(z) = z / √(1 + z²). Bounded as both sides are, a layer can add to its channels but not
+    multiply them: once they were so large that gates are shut or open, each of many layers would multiply them again.
+    Where K acts on all waves it has the derivatives itself, and W needs no `neighbours`. The layer begins as the
+    identity.
     """
 
     def __init__(
@@ -58,8 +61,7 @@ class GridLayer(nn.Module):
             if neighbours.fits(v):
                 return neighbours.grid_layer(self.spectral(v), v, self.pointwise_weights, self.periodic)
         u = self.spectral(v) + self.around(self._with_differences(v) if self.neighbours else v)
-        z = self.gate(u).clamp(-1e9, 1e9)  # whose square does not overflow
-        return self.last(u * z * torch.rsqrt(1 + z * z)) + v
+        return self.last(bounded(u, BOUND) * bounded(self.gate(u), 1)) + v
 
     def _with_differences(self, v: Tensor) -> Tensor:
         """The channels, then their first and second differences along every axis.
@@ -75,6 +77,12 @@ class GridLayer(nn.Module):
                 rest = v.flatten(axis + 1)
                 found += [(first @ rest).view(v.shape), (second @ rest).view(v.shape)]
         return torch.cat(found, 1)
+
+
+def bounded(z: Tensor, most: float) -> Tensor:
+    """z / √(1 + (z / most)²); beyond 1e9, where squares may overflow, it is ± most."""
+    z = z.clamp(-1e9, 1e9)
+    return z * torch.rsqrt(1 + (z / most).square())
 
 
 def differences(n: int, periodic: bool, like: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from transform_once.data.fields import Fields
@@ -19,10 +20,20 @@ MODELS: dict[str, type[Operator]] = {
     model.__name__: model for model in (T1, T1Plus, T1Grid, FNO, FFNO, UNet, ReleasedFNO, ReleasedFFNO)
 }
 
-TOLERANCE = 0.01  # relative error that dropping modes may cost
 SAMPLES = 64  # looked at to choose the modes
-MODES = {1: 256, 2: 48, 3: 12}  # most modes of an axis, by number of axes: what a dense mixing of them can bear
-FEWEST_MODES = 8
+
+
+@dataclass(frozen=True)
+class Reach:
+    """How modes are chosen: the fewest that leave `tolerance` of the target, within limits by number of axes."""
+
+    tolerance: float
+    fewest: int
+    most: dict[int, int]
+
+
+DENSE = Reach(0.01, 8, {1: 256, 2: 48, 3: 12})  # what a dense mixing of the modes can bear
+GRID = Reach(0.002, 16, {1: 256, 2: 48, 3: 16})  # of T1Grid, whose weights do not grow with the modes
 PARAMETERS = 20_000_000  # of a T1, which its width is chosen for
 WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
 DEPTH = 4
@@ -35,7 +46,7 @@ def choose_model(
 
     transform  the basis that needs fewest modes (`analyze`), of level ones that of the declared grid
     modes      the fewest that leave 1% of the target, from 8 to 256, 48 or 12 an axis in one, two and three dimensions;
-               for wave numbers (FNO, FFNO) half as many
+               for T1Grid 0.2%, from 16 to 256, 48 or 16; for wave numbers (FNO, FFNO) half as many as for T1
     width      T1 48, less where it would have more than 20 million parameters; FNO, T1Grid, T1Plus and UNet 32
     depth      4
 
@@ -53,7 +64,7 @@ def choose_model(
             others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
             raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
-        said += _choose_modes(fields, given)
+        said += _choose_modes(fields, given, GRID if make is T1Grid else DENSE)
     elif "modes" in accepted and "modes" not in given and counted is None:
         said += _choose_wave_numbers(fields, given)
     if counted is not None:
@@ -75,24 +86,25 @@ def choose_model(
 
 def _choose_transform(fields: Fields, given: dict[str, Any]) -> tuple[Analysis, list[str]]:
     """Set the transform of a model that transforms once; what it was chosen by."""
-    found = analyze(fields, tolerance=TOLERANCE, samples=min(SAMPLES, len(fields)), progress=False, rates=False)
+    found = analyze(fields, tolerance=DENSE.tolerance, samples=min(SAMPLES, len(fields)), progress=False, rates=False)
     if "transform" in given:
         return found, []
     given["transform"] = found.recommendation.transform
     return found, [f"transform {given['transform']}: it needs fewest modes for these fields"]
 
 
-def _choose_modes(fields: Fields, given: dict[str, Any]) -> list[str]:
+def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE) -> list[str]:
     """Set transform and modes of a model that transforms once."""
     found, said = _choose_transform(fields, given)
     if "modes" not in given:
         basis = found.bases[given["transform"]]
         curve = basis.low_pass[found.judged]
-        enough = [number for number, error in enumerate(curve.error) if error <= TOLERANCE]
+        enough = [number for number, error in enumerate(curve.error) if error <= reach.tolerance]
         box = basis.boxes[enough[0] if enough else -1]
         most = get_transform(given["transform"]).max_modes(fields.resolution)
         kept = tuple(
-            min(limit, MODES[fields.ndim], max(FEWEST_MODES, wanted)) for wanted, limit in zip(box, most, strict=True)
+            min(limit, reach.most[fields.ndim], max(reach.fewest, wanted))
+            for wanted, limit in zip(box, most, strict=True)
         )
         given["modes"] = kept[0] if len(set(kept)) == 1 else kept
         inside = [all(x <= y for x, y in zip(other, kept, strict=True)) for other in basis.boxes]

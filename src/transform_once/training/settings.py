@@ -42,7 +42,8 @@ class Training:
         average: Decay of the exponential moving average of the weights, such as 0.999, which is then what is validated
             and kept; null: none.
         precision: Of the products inside the model: "float32", "tf32" (on GPUs) or "bfloat16"; weights, transforms and
-            errors are always in float32. null: bfloat16 on GPUs that have it, float32 elsewhere.
+            errors are always in float32. null: on GPUs that have both, tf32 in one dimension, where products are small
+            and errors too, and bfloat16 otherwise; float32 elsewhere.
         normalization: "none", "standard" (mean 0, variance 1, for T1 of its kept modes) or "unit" (range 0 to 1), per
             channel of the training data.
         symmetries: Whether to move each sample by a random symmetry that the data set declares.
@@ -119,19 +120,21 @@ class Training:
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
 
-    def resolved(self, samples: int, device: torch.device, dtype: torch.dtype = torch.float32) -> "Training":
-        """The same with nothing left open, for so many samples to train on, a device, and the dtype of the weights."""
+    def resolved(
+        self, samples: int, device: torch.device, dtype: torch.dtype = torch.float32, ndim: int = 2
+    ) -> "Training":
+        """The same with nothing left open: for so many samples, a device, the dtype of weights and the grid's axes."""
         batch_size = self.batch_size or min(MOST_SAMPLES, max(4, samples // 20))
         per_epoch = math.ceil(samples / batch_size)
         epochs = self.epochs or min(500, max(20, math.ceil(STEPS / per_epoch)))
-        has_bfloat16 = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
-        usual: Literal["bfloat16", "float32"] = "bfloat16" if has_bfloat16 and dtype == torch.float32 else "float32"
+        has_both = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+        lower: Literal["tf32", "bfloat16"] = "tf32" if ndim == 1 else "bfloat16"
         optimizer = self.optimizer or ("muon" if device.type == "cuda" and self.sharding != "fsdp" else "adamw")
         return dataclasses.replace(
             self,
             batch_size=batch_size,
             epochs=epochs,
-            precision=self.precision or usual,
+            precision=self.precision or (lower if has_both and dtype == torch.float32 else "float32"),
             optimizer=optimizer,
             learning_rate=self.learning_rate or RATES[optimizer],
         )

@@ -68,7 +68,7 @@ def train(
         if place.leads:
             place.wait()
         source = plan.source(place.device)
-        chosen = chosen.resolved(len(source), place.device, next(model.parameters()).dtype)
+        chosen = chosen.resolved(len(source), place.device, next(model.parameters()).dtype, model.ndim)
         plan = dataclasses.replace(plan, settings=chosen)
         models = _members(model, chosen)
         for one in models:
