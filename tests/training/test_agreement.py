@@ -65,8 +65,8 @@ def test_rollouts_of_rough_frames(declared, order):
     """What a model cannot keep is lost in its rollouts, also where it is trained on fields."""
     torch.manual_seed(0)
     frames = torch.randn(6, 1, 1, *GRID) + 0.1 * smooth(6, 4).cumsum(1)[:, :, None]
-    mirror = Symmetry(signs=(1, -1), offset=(0.0, 1.0)).to_dict()
-    film = t1.Fields(trajectory=frames, symmetries=[mirror] if declared else [])
+    shift = Symmetry(direction=(1, 0)).to_dict()
+    film = t1.Fields(trajectory=frames, grid="cell", periodic=True, symmetries=[shift] if declared else [])
     run = trained(small(), film, film, order=order, steps=4 - max(1, order))
     assert run.description["space"] == ("fields" if declared else "k-space")
     assert agree(run, film, steps=4 - max(1, order)) > 0.5

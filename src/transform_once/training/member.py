@@ -30,6 +30,7 @@ class Member:
             raise ValueError("muon needs whole matrices, which fsdp cuts up: use adamw, or sharding ddp")
         assert settings.optimizer is not None  # resolved: told to the type checker
         assert settings.learning_rate is not None
+        assert settings.weight_decay is not None
         chosen = (settings.optimizer, settings.learning_rate, settings.weight_decay)
         self.optimizer = make_optimizer(self.objective.model, *chosen, capturable=self.captures)
         self.average = Average(model, settings.average) if settings.average else None

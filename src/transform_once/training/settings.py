@@ -18,6 +18,7 @@ SHARDINGS = ("ddp", "fsdp")
 STEPS = 6000  # of a run whose epochs are left open: enough to come close to its best, minutes on a CPU
 MOST_SAMPLES = 64  # of a batch whose size is left open
 RATES = {"adamw": 4e-3, "muon": 1e-2}  # learning rates where they are left open
+DECAYS = {"adamw": 1e-4, "muon": 3e-2}
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Training:
         optimizer: "adamw", or "muon" for matrix weights (the rest by adamw); null: muon on a GPU, where a step of it
             costs little more and learns far more, adamw elsewhere and with fsdp.
         learning_rate: The largest rate; null: 4e-3 of adamw, 1e-2 of muon.
-        weight_decay: Decoupled weight decay.
+        weight_decay: Decoupled weight decay; null: 1e-4 of adamw, 3e-2 of muon.
         schedule: "constant", "step" (times gamma every step_size epochs), "cosine" (to zero at the end) or "restarts"
             (cosine with warm restarts every `period` steps).
         warmup: Fraction of the run over which the rate rises to its value.
@@ -64,7 +65,7 @@ class Training:
     batch_size: int | None = None
     optimizer: Literal["adamw", "muon"] | None = None
     learning_rate: float | None = None
-    weight_decay: float = 1e-4
+    weight_decay: float | None = None
     schedule: Literal["constant", "step", "cosine", "restarts"] = "cosine"
     warmup: float = 0.05
     step_size: int = 100
@@ -110,7 +111,7 @@ class Training:
         ):
             if getattr(self, name) is not None and getattr(self, name) < least:
                 raise ValueError(f"{name} must be at least {least}; got {getattr(self, name)}")
-        if self.weight_decay < 0:
+        if self.weight_decay is not None and self.weight_decay < 0:
             raise ValueError(f"weight_decay must not be negative; got {self.weight_decay}")
         if not 0 <= self.warmup < 1 or not 0 < self.gamma <= 1:
             raise ValueError(f"warmup is in [0, 1) and gamma in (0, 1]; got {self.warmup} and {self.gamma}")
@@ -137,6 +138,7 @@ class Training:
             precision=self.precision or (lower if has_both and dtype == torch.float32 else "float32"),
             optimizer=optimizer,
             learning_rate=self.learning_rate or RATES[optimizer],
+            weight_decay=DECAYS[optimizer] if self.weight_decay is None else self.weight_decay,
         )
 
     def to_dict(self) -> dict[str, Any]:
