@@ -86,7 +86,7 @@ def row_of(job: Row, parts: dict[str, t1.Fields], given: dict[str, Any], device:
     said: list[str] = []
 
     def make() -> Operator:
-        model, said[:] = MODELS[job["model"]].build(parts["train"], 0, job["seed"])
+        model, said[:] = MODELS[job["model"]].build(parts["train"], 0, job["seed"], str(device))
         return model
 
     settings = {**given, "seed": job["seed"]}

@@ -93,8 +93,8 @@ class Model:
     coordinates: bool | None = None
     phase_blind: bool | None = None
 
-    def build(self, fields: "Fields", history: int, seed: int) -> tuple["Operator", list[str]]:
-        """The model for these fields, its weights drawn from the seed, and what was chosen."""
+    def build(self, fields: "Fields", history: int, seed: int, device: str = "auto") -> tuple["Operator", list[str]]:
+        """The model for these fields and this device, its weights drawn from the seed, and what was chosen."""
         import torch
 
         from transform_once.training.choose import choose_model
@@ -103,7 +103,7 @@ class Model:
         given |= {k: tuple(v) for k, v in given.items() if isinstance(v, list)}
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            return choose_model(fields, self.name, history, given)
+            return choose_model(fields, self.name, history, given, device)
 
 
 def find_config(name: str) -> str:

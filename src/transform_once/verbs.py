@@ -47,7 +47,7 @@ def train(
         if init_from is not None:
             operator, chosen = _only_model(init_from), [f"model and weights of {init_from}"]
         else:
-            operator, chosen = model.build(to_train, settings.history, settings.seed)
+            operator, chosen = model.build(to_train, settings.history, settings.seed, settings.device)
         for sentence in chosen:
             console.print(sentence, markup=False)
         config: dict[str, Any] = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}

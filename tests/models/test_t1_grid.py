@@ -38,8 +38,8 @@ def test_its_layers_act_on_all_waves_of_the_small_grid_up_to_a_limit():
     assert waves(t1.T1Grid(1, 1, (512,), 200, width=4, depth=1)) == (64,)
     assert waves(t1.T1Grid(1, 1, (40, 40, 40), (32, 12, 20), width=2, depth=1)) == (8, 6, 8)
     assert waves(t1.T1Grid(1, 1, (64, 64), 20)) == (10, 10)
-    assert waves(t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier")) == (12, 6)
-    assert waves(t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1)) == (12, 12)
+    assert waves(t1.T1Grid(1, 1, (64, 64), (25, 9), transform="fourier")) == (14, 6)
+    assert waves(t1.T1Grid(1, 1, (128, 128), 100, width=4, depth=1)) == (16, 16)
     assert waves(t1.T1Grid(1, 1, (64, 64), 24, width=4, depth=1, waves=5)) == (5, 5)
 
 

@@ -2,6 +2,7 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.training import choose
 from transform_once.training.choose import choose_model
 
 
@@ -30,6 +31,18 @@ def test_a_model_is_chosen_for_any_fields(size, name):
         assert model.config["transform"] == "dct"
         assert t1.irreducible_loss(y - y.mean((2,) if len(size) == 1 else (2, 3), keepdim=True), modes) < 0.05
         assert min(modes if isinstance(modes, tuple) else (modes,)) >= 8
+
+
+@pytest.mark.parametrize(("size", "least", "most"), [((64,), 16, 64), ((64, 64), 8, 48), ((20, 20, 20), 8, 16)])
+def test_on_a_gpu_t1_grid_keeps_more_modes_than_the_others(size, least, most, monkeypatch):
+    y = smooth(size)
+    fields = t1.Fields(input=y, target=y)
+    kept = {}
+    for device in ("cpu", "cuda"):
+        monkeypatch.setattr(choose, "choose_device", lambda _, device=device: torch.device(device))
+        for name in ("T1", "T1Grid"):
+            kept[device, name] = max(choose_model(fields, name, device=device)[0].block)
+    assert least <= kept["cpu", "T1"] == kept["cuda", "T1"] == kept["cpu", "T1Grid"] < kept["cuda", "T1Grid"] <= most
 
 
 def test_t1_grid_is_the_default(flow):

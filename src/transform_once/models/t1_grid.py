@@ -20,7 +20,7 @@ from transform_once.models.operator import INITS, SpectralOperator, check_choice
 from transform_once.spectral.modes import ModeSet
 
 # Wave numbers of an axis in a layer of the body, by number of axes: more cost weights and bring little.
-MOST_WAVES = {1: 64, 2: 12, 3: 8}
+MOST_WAVES = {1: 64, 2: 16, 3: 8}
 BOUND = 4.0  # of one side of the product in a layer: beyond the values of fields that are well scaled
 MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow on odd sizes
 
@@ -148,7 +148,7 @@ class T1Grid(SpectralOperator):
         width: Channels inside. Good values: 24 to 64 in two dimensions.
         depth: Layers. Good values: 4 to 12.
         waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, which
-            are all, up to 64, 12 or 8 in one, two and three dimensions. Few of them, 2 to 4, generalise better where a
+            are all, up to 64, 16 or 8 in one, two and three dimensions. Few of them, 2 to 4, generalise better where a
             flow moves small scales along: layers that do not act on all waves also see each point's neighbours.
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.

@@ -13,6 +13,7 @@ from transform_once.models.operator import Operator, SpectralOperator, check_cho
 from transform_once.models.t1 import T1, T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
+from transform_once.processes import choose_device
 from transform_once.spectral.modes import TopM
 from transform_once.spectral.transforms import get_transform
 
@@ -25,28 +26,35 @@ SAMPLES = 64  # looked at to choose the modes
 
 @dataclass(frozen=True)
 class Reach:
-    """How modes are chosen: the fewest that leave `tolerance` of the target, within limits by number of axes."""
+    """How modes are chosen: the fewest that leave `tolerance` of the target, within limits of an axis."""
 
     tolerance: float
-    fewest: int
-    most: dict[int, int]
+    most: dict[int, int]  # by number of axes
 
 
-DENSE = Reach(0.01, 8, {1: 256, 2: 48, 3: 12})  # what a dense mixing of the modes can bear
-GRID = Reach(0.002, 16, {1: 256, 2: 48, 3: 16})  # of T1Grid, whose weights do not grow with the modes
+FEWEST = {1: 16, 2: 8, 3: 8}  # modes of an axis, by number of axes
+DENSE = Reach(0.01, {1: 256, 2: 48, 3: 12})  # what a dense mixing of the modes can bear, and a CPU
+GRID = Reach(0.002, {1: 256, 2: 48, 3: 16})  # of T1Grid on a GPU: its weights do not grow with the modes
 PARAMETERS = 20_000_000  # of a T1, which its width is chosen for
 WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
 DEPTH = 4
 
 
 def choose_model(
-    fields: Fields, name: str = "T1Grid", history: int = 0, given: dict[str, Any] | None = None
+    fields: Fields,
+    name: str = "T1Grid",
+    history: int = 0,
+    given: dict[str, Any] | None = None,
+    device: str = "auto",
 ) -> tuple[Operator, list[str]]:
     """A model for these fields, and a sentence for everything that was chosen. `given` are arguments that are not.
 
+    It is left on the CPU; `device` is where it will be trained.
+
     transform  the basis that needs fewest modes (`analyze`), of level ones that of the declared grid
-    modes      the fewest that leave 1% of the target, from 8 to 256, 48 or 12 an axis in one, two and three dimensions;
-               for T1Grid 0.2%, from 16 to 256, 48 or 16; for wave numbers (FNO, FFNO) half as many as for T1
+    modes      the fewest that leave 1% of the target, of an axis at least 16, 8 or 8 in one, two and three dimensions
+               and at most 256, 48 or 12; for T1Grid on a GPU 0.2%, at most 256, 48 or 16; for wave numbers (FNO, FFNO)
+               half as many as for T1
     width      T1 48, less where it would have more than 20 million parameters; FNO, T1Grid, T1Plus and UNet 32
     depth      4
 
@@ -64,7 +72,8 @@ def choose_model(
             others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
             raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
-        said += _choose_modes(fields, given, GRID if make is T1Grid else DENSE)
+        wide = make is T1Grid and choose_device(device).type == "cuda"
+        said += _choose_modes(fields, given, GRID if wide else DENSE)
     elif "modes" in accepted and "modes" not in given and counted is None:
         said += _choose_wave_numbers(fields, given)
     if counted is not None:
@@ -103,7 +112,7 @@ def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE) -
         box = basis.boxes[enough[0] if enough else -1]
         most = get_transform(given["transform"]).max_modes(fields.resolution)
         kept = tuple(
-            min(limit, reach.most[fields.ndim], max(reach.fewest, wanted))
+            min(limit, reach.most[fields.ndim], max(FEWEST[fields.ndim], wanted))
             for wanted, limit in zip(box, most, strict=True)
         )
         given["modes"] = kept[0] if len(set(kept)) == 1 else kept

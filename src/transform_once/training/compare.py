@@ -129,7 +129,7 @@ def _run(
     chosen = settings_from({**settings, "seconds": seconds, "learning_rate": rate})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(chosen.seed)
-        model, _ = choose_model(fields, name, chosen.history)
+        model, _ = choose_model(fields, name, chosen.history, device=chosen.device)
     options = {k: v for k, v in dataclasses.asdict(chosen).items() if v is not None}
     run = train(model, fields, validation, output=folder, again=folder.exists(), progress=progress, **options)
     if not run.finished:  # a signal to stop is for the whole comparison
