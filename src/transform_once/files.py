@@ -3,6 +3,7 @@
 import csv
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,6 +24,32 @@ def atomic_path(path: str | Path) -> Iterator[Path]:
         os.replace(temporary, final)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+@contextmanager
+def held(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Hold a folder against others that would hold it, too: these wait, or are refused.
+
+    Windows and some network file systems have no such locks; nothing is held there.
+    """
+    if sys.platform == "win32":
+        yield
+        return
+    import fcntl
+
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(opened, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BlockingIOError(
+                f"another process is at work in {folder}: wait for it, end it, or name another folder"
+            ) from None
+        except OSError:
+            pass
+        yield
+    finally:
+        os.close(opened)
 
 
 def remove_partial(folder: Path) -> None:

@@ -232,13 +232,13 @@ def test_generate_resumes_and_extends(tmp_path, shapes, monkeypatch):
     assert_same(list(solver.generate(8, shapes=shapes, output=tmp_path / "out")), everything)
     monkeypatch.setattr(solver, "simulate", lambda *_: pytest.fail("a finished case was solved again"))
     assert_same(list(solver.generate(8, shapes=shapes, output=tmp_path / "out")), everything)
-    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".lock"]
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 def test_two_runs_cannot_share_a_folder(tmp_path, shapes):
     first = solver.generate(3, shapes=shapes, output=tmp_path / "out")
     next(first)
-    with pytest.raises(RuntimeError, match="Another run is working"):
+    with pytest.raises(BlockingIOError, match="another process is at work in"):
         next(solver.generate(3, shapes=shapes, output=tmp_path / "out"))
     assert len(list(first)) == 2
     assert len(list(solver.generate(3, shapes=shapes, output=tmp_path / "out"))) == 3
@@ -295,7 +295,7 @@ def test_kills_lose_nothing_and_leave_nothing_half_written(tmp_path, shapes, mon
         assert len(finished) >= known
         known = len(finished)
     assert_same(list(solver.generate(40, workers=2, shapes=shapes, output=tmp_path / "out")), whole)
-    assert [path.name for path in (tmp_path / "out").glob(".*")] == [".lock"]
+    assert not list((tmp_path / "out").glob(".*"))
 
 
 # The real programs

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import transform_once as t1
+from transform_once.files import held
 from transform_once.training import loop
 from transform_once.training.run import load_models, read_history, read_run
 from transform_once.training.settings import Training
@@ -158,6 +159,19 @@ def test_members_of_an_ensemble_are_runs_of_their_seeds(flow, tmp_path):
         assert equal(alone.model, together.models[number])
     assert len(load_models(tmp_path / "all")) == 3
     assert read_run(tmp_path / "all")["seeds"] == [5, 6, 7]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no locks there")
+def test_nobody_trains_in_a_folder_that_is_held(flow, tmp_path):
+    folder = tmp_path / "run"
+    run = quiet(t1_model(3), flow, output=folder, epochs=1)
+    before = run.model.state_dict()
+    with held(folder):  # as another process would
+        with pytest.raises(BlockingIOError, match=r"another process is at work in .*run: wait for it, end it"):
+            quiet(t1_model(3), flow, output=folder, epochs=1, again=True)
+        kept = quiet(t1_model(4), flow, output=folder, epochs=1)  # a finished run can be read all the same
+    assert all(torch.equal(value, before[name]) for name, value in kept.model.state_dict().items())
+    assert quiet(t1_model(3), flow, output=folder, epochs=1, again=True).finished
 
 
 def test_a_finished_run_is_not_run_again_unless_asked(flow, tmp_path, monkeypatch):

@@ -10,7 +10,6 @@ Until it is whole the file is called `*.h5.partial`.
 import contextlib
 import math
 import os
-import sys
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -22,6 +21,7 @@ import numpy as np
 
 from transform_once.data.arrays import Array
 from transform_once.data.writer import open_hdf5
+from transform_once.files import held
 
 Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 Blocks = Iterator[tuple[int, dict[str, Array]]]
@@ -55,7 +55,7 @@ class Cache:
         """
         with self._explained():
             self.path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone(self.path.parent):
+        with held(self.path.parent, wait=True):
             if not self.whole():  # or another process has made it in the meantime
                 self._build(note, blocks)
 
@@ -155,20 +155,3 @@ class Cache:
         except OSError as error:
             remedy = "choose another folder with cache=, or keep the spectra in memory with cache=False"
             raise OSError(error.errno, f"cannot write the cache {self.path}: {remedy} ({error})") from error
-
-
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Wait until no other process is in here with the same folder."""
-    if sys.platform == "win32":
-        yield
-        return
-    import fcntl
-
-    opened = os.open(folder, os.O_RDONLY)
-    try:
-        with contextlib.suppress(OSError):  # some network file systems have no locks; one builder is safe all the same
-            fcntl.flock(opened, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(opened)

@@ -17,6 +17,7 @@ from transform_once.models.fno import (
     two_maps,
 )
 from transform_once.models.operator import INITS, SpectralOperator, check_choice
+from transform_once.spectral.bases import matrix
 from transform_once.spectral.modes import ModeSet
 
 # Wave numbers of an axis in a layer of the body, by number of axes: more cost weights and bring little.
@@ -70,7 +71,8 @@ class GridLayer(nn.Module):
         """
         found = [v]
         for axis, n in enumerate(v.shape[2:], 2):
-            first, second = differences(n, self.periodic, v)
+            kind = "differences around" if self.periodic else "differences"
+            first, second = (matrix(kind, n, order, v.dtype, v.device) for order in (1, 2))
             if axis == v.ndim - 1:
                 found += [v @ first.T, v @ second.T]
             else:
@@ -83,15 +85,6 @@ def bounded(z: Tensor, most: float) -> Tensor:
     """z / √(1 + (z / most)²); beyond 1e9, where squares may overflow, it is ± most."""
     z = z.clamp(-1e9, 1e9)
     return z * torch.rsqrt(1 + (z / most).square())
-
-
-def differences(n: int, periodic: bool, like: Tensor) -> tuple[Tensor, Tensor]:
-    """As matrices, (right − left) / 2 and (right + left) / 2 − the point itself, of n points in a row."""
-    here = torch.eye(n, dtype=like.dtype, device=like.device)
-    left, right = here.roll(-1, 1), here.roll(1, 1)
-    if not periodic:
-        left, right = torch.cat([here[:1], left[1:]]), torch.cat([right[:-1], here[-1:]])
-    return (right - left) / 2, (right + left) / 2 - here
 
 
 class GridNet(nn.Module):

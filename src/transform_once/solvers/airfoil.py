@@ -28,7 +28,6 @@ import zipfile
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -37,6 +36,7 @@ from typing import IO, Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from transform_once.files import held
 from transform_once.solvers.airfoil_case import (
     DEFAULTS,
     Airfoil,
@@ -251,7 +251,9 @@ def _in_order(
     pending: deque[Future[AirfoilSample | str]] = deque()
     indices = itertools.count()
     missing, failed_in_a_row = samples, 0
-    with _only_run(folder):
+    with held(folder):
+        for unfinished in folder.glob(".case-*"):  # of a run that was killed
+            shutil.rmtree(unfinished, ignore_errors=True)
         pool = ThreadPoolExecutor(workers)  # threads: the work is done by the solver's own processes
         try:
             while missing:
@@ -267,21 +269,6 @@ def _in_order(
                         raise RuntimeError(f"{PATIENCE} airfoil cases in a row failed; the last reason: {result}")
         finally:
             pool.shutdown(cancel_futures=True)
-
-
-@contextmanager
-def _only_run(folder: Path) -> Iterator[None]:
-    """Hold `folder` against other runs and clear away the unfinished cases of one that was killed."""
-    import fcntl  # Unix only, as OpenFOAM is
-
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise RuntimeError(f"Another run is working in {folder}; wait for it or name another folder.") from None
-        for unfinished in folder.glob(".case-*"):
-            shutil.rmtree(unfinished, ignore_errors=True)
-        yield
 
 
 def _case(index: int, seed: int, paths: Sequence[Path], folder: Path, settings: AirfoilSettings) -> AirfoilSample | str:

@@ -138,6 +138,19 @@ def _complex_in_real_numbers(_n: int, _m: int) -> np.ndarray:
     return np.array([[1.0, 0.0, 0.0, 1.0], [0.0, -1.0, 1.0, 0.0]])
 
 
+def _differences_around(n: int, order: int) -> np.ndarray:
+    """First, (right − left) / 2, or second, (right + left) / 2 − the point itself, of n points on a circle."""
+    right, left = np.roll(np.eye(n), 1, 1), np.roll(np.eye(n), -1, 1)
+    return (right - left) / 2 if order == 1 else (right + left) / 2 - np.eye(n)
+
+
+def _differences(n: int, order: int) -> np.ndarray:
+    """The same in a row, whose last points are their own neighbours."""
+    right, left = np.eye(n, k=1), np.eye(n, k=-1)
+    right[-1, -1] = left[0, 0] = 1
+    return (right - left) / 2 if order == 1 else (right + left) / 2 - np.eye(n)
+
+
 def _column_weights(n: int, m: int) -> np.ndarray:
     """How often an rfft column counts: once for the constant and the Nyquist wave, twice for the rest."""
     k = np.arange(m)
@@ -157,6 +170,8 @@ _BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "inverse dft of all axes": _all_axes_back,
     "inverse dft last": _weighted_waves,
     "complex": _complex_in_real_numbers,
+    "differences": _differences,
+    "differences around": _differences_around,
     "weights": _column_weights,
     "turn": _half_sample_turn,
 }

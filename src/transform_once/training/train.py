@@ -1,5 +1,6 @@
 """`train`: a model, data and settings become a run."""
 
+import contextlib
 import dataclasses
 import shutil
 import sys
@@ -13,7 +14,7 @@ from torch import nn
 
 from transform_once.data.fields import Fields
 from transform_once.data.spectra import Spectra
-from transform_once.files import remove_partial
+from transform_once.files import held, remove_partial
 from transform_once.models.operator import Operator, load_weights
 from transform_once.processes import World, world
 from transform_once.training import run as folders
@@ -61,7 +62,7 @@ def train(
         raise ValueError(
             "the model has been trained, other members of an ensemble would begin anew: train them one by one"
         )
-    with world(chosen.device) as place:
+    with world(chosen.device) as place, contextlib.ExitStack() as held_folder:
         if not place.leads:  # one process makes the cache of spectra, then the others read it
             place.wait()
         plan = make_plan(model, data, validation, chosen, progress and place.leads)
@@ -85,7 +86,7 @@ def train(
         }
         description = folders.describe(models, facts, data, validation)
         if folder is not None:
-            done = _opened(folder, models, description, again, place)
+            done = _opened(folder, models, description, again, place, held_folder)
             if done is not None:
                 return done
         trainer = Trainer(models, plan, source, description, folder, place)
@@ -106,8 +107,15 @@ def _members(model: Operator, settings: Training) -> list[Operator]:
     return models
 
 
-def _opened(folder: Path, models: list[Operator], description: dict[str, Any], again: bool, place: World) -> Run | None:
-    """Make the folder ready; the run that is finished there, if it is the same, with its weights in the models."""
+def _opened(
+    folder: Path,
+    models: list[Operator],
+    description: dict[str, Any],
+    again: bool,
+    place: World,
+    stack: contextlib.ExitStack,
+) -> Run | None:
+    """Make the folder ready and hold it; the run that is finished there, if it is the same, with its weights."""
     if (folder / "run.json").exists() and not again:
         old = folders.read_run(folder)
         other = folders.differences(old, description)
@@ -124,8 +132,10 @@ def _opened(folder: Path, models: list[Operator], description: dict[str, Any], a
     if place.leads:
         if again and folder.exists():
             folders.read_run(folder)  # only a run folder is ever removed
-            shutil.rmtree(folder)
+            with held(folder):
+                shutil.rmtree(folder)
         folder.mkdir(parents=True, exist_ok=True)
+        stack.enter_context(held(folder))
         remove_partial(folder)  # of a run that was killed while it wrote
         folders.write_description(folder, description)
     place.wait()
