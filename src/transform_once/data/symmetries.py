@@ -248,11 +248,10 @@ def why_not_on_modes(
     if any(tuple(block[axis] for axis in axes) != tuple(block) for axes in table.permutations):
         return "swap axes of which different numbers of modes are kept"
     if transform == "dct":
-        ends = [around and grid == "node" for around in periodic]  # there a mirror leaves the first point where it is
-        places = itertools.product(table.maps, range(table.ndim))
-        mirrors = all(
-            m.offset[i] % 1 == 0 == any(m.direction[i]) and (m.signs[i] == 1 or not ends[i]) for m, i in places
-        )
+        fixed = [around and grid == "node" for around in periodic]  # there a mirror leaves the first point where it is
+        places = list(itertools.product(table.maps, range(table.ndim)))
+        shifts = any(m.offset[i] % 1 != 0 or any(m.direction[i]) for m, i in places)
+        mirrors = not shifts and all(m.signs[i] == 1 or not fixed[i] for m, i in places)
         return None if mirrors else "do more than mirror fields, which is all that cosines can bear"
     if transform != "fourier":
         return f"act on fields, not on kept modes of the {transform} basis"
