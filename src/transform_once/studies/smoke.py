@@ -301,7 +301,7 @@ class Study:
             order=dynamics.order,
             history=dynamics.history,
             steps=STEPS,
-            symmetries=False,  # as in the paper; with the mirror T1 would leave k-space
+            symmetries=False,  # as in the paper
             seed=options["seed"],
             device=self.device,
         )
