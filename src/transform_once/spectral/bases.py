@@ -4,6 +4,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -138,16 +139,13 @@ def _complex_in_real_numbers(_n: int, _m: int) -> np.ndarray:
     return np.array([[1.0, 0.0, 0.0, 1.0], [0.0, -1.0, 1.0, 0.0]])
 
 
-def _differences_around(n: int, order: int) -> np.ndarray:
-    """First, (right − left) / 2, or second, (right + left) / 2 − the point itself, of n points on a circle."""
-    right, left = np.roll(np.eye(n), 1, 1), np.roll(np.eye(n), -1, 1)
-    return (right - left) / 2 if order == 1 else (right + left) / 2 - np.eye(n)
+def _differences(n: int, order: int, around: bool = False) -> np.ndarray:
+    """First, (right − left) / 2, or second, (right + left) / 2 − the point itself, of n points in a row or on a circle.
 
-
-def _differences(n: int, order: int) -> np.ndarray:
-    """The same in a row, whose last points are their own neighbours."""
+    The last points of a row are their own neighbours.
+    """
     right, left = np.eye(n, k=1), np.eye(n, k=-1)
-    right[-1, -1] = left[0, 0] = 1
+    right[-1, 0 if around else -1] = left[0, -1 if around else 0] = 1
     return (right - left) / 2 if order == 1 else (right + left) / 2 - np.eye(n)
 
 
@@ -171,7 +169,7 @@ _BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "inverse dft last": _weighted_waves,
     "complex": _complex_in_real_numbers,
     "differences": _differences,
-    "differences around": _differences_around,
+    "differences around": partial(_differences, around=True),
     "weights": _column_weights,
     "turn": _half_sample_turn,
 }
