@@ -1,7 +1,6 @@
 """A step of Muon for many small matrices in one kernel: momentum, orthogonalisation and update, one program each.
 
 The matrix stays on the chip through all Newton-Schulz rounds, so that the step moves no more bytes than one of AdamW.
-A complex matrix A + iB is the real one of twice the side, [[A, −B], [B, A]], which keeps its form through the rounds.
 See `training.optimizers.Muon` for the equations.
 """
 
@@ -12,7 +11,38 @@ from torch import Tensor
 from transform_once.kernels.layer import padded, product
 
 LARGEST = 128  # rows of a real matrix that a program can hold, with as many columns or fewer rows and more columns
-WARPS = {256: 2, 512: 2, 1024: 2, 2048: 4, 4096: 4}  # by entries of the tile that holds it; larger ones 8
+WARPS = {
+    256: 2,
+    512: 2,
+    1024: 2,
+    2048: 4,
+    4096: 4,
+}  # by entries of the tile that holds it, or its real parts; larger ones 8
+
+
+@triton.jit
+def _orthogonal(x, a, b, c, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
+    for _ in range(ROUNDS):
+        p = product(x, tl.trans(x), PRECISION)
+        p = b * p + c * product(p, p, PRECISION)
+        x = a * x + product(p, x, PRECISION)
+    return x
+
+
+@triton.jit
+def _unitary(x, y, a, b, c, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
+    """The same of x + iy."""
+    for _ in range(ROUNDS):
+        p = product(x, tl.trans(x), PRECISION) + product(y, tl.trans(y), PRECISION)
+        q = product(y, tl.trans(x), PRECISION)
+        q -= tl.trans(q)
+        square = product(p, p, PRECISION) - product(q, q, PRECISION)
+        turn = product(p, q, PRECISION) + product(q, p, PRECISION)
+        p, q = b * p + c * square, b * q + c * turn
+        real = product(p, x, PRECISION) - product(q, y, PRECISION)
+        y = a * y + product(p, y, PRECISION) + product(q, x, PRECISION)
+        x = a * x + real
+    return x, y
 
 
 @triton.jit
@@ -20,31 +50,26 @@ def _update(
     W, G, M, rate, momentum, decay, size, a, b, c, ROWS: tl.constexpr, COLUMNS: tl.constexpr, PAIRS: tl.constexpr,
     P: tl.constexpr, Q: tl.constexpr, ROUNDS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    i, j = tl.arange(0, P)[:, None], tl.arange(0, Q)[None, :]
-    if PAIRS:
-        place = ((i % ROWS) * COLUMNS + j % COLUMNS) * 2 + ((i >= ROWS) != (j >= COLUMNS)).to(tl.int32)
-        place += tl.program_id(0).to(tl.int64) * (2 * ROWS * COLUMNS)
-        inside = (i < 2 * ROWS) & (j < 2 * COLUMNS)
-        sign, own = tl.where((i < ROWS) & (j >= COLUMNS), -1.0, 1.0), inside & (j < COLUMNS)
-    else:
-        place = tl.program_id(0).to(tl.int64) * ROWS * COLUMNS + i * COLUMNS + j
-        inside = (i < ROWS) & (j < COLUMNS)
-        sign, own = 1.0, inside
+    NUMBERS: tl.constexpr = 2 if PAIRS else 1
+    i, j = tl.arange(0, P)[:, None], tl.arange(0, NUMBERS * Q)[None, :]
+    place = (tl.program_id(0).to(tl.int64) * ROWS + i) * (NUMBERS * COLUMNS) + j
+    inside = (i < ROWS) & (j < NUMBERS * COLUMNS)
     g = tl.load(G + place, mask=inside, other=0.0)
     m = tl.load(M + place, mask=inside, other=0.0)
-    m += (1.0 - momentum) * (g - m)
-    x = (g + momentum * (m - g)) * sign
-    tl.debug_barrier()  # of a pair both places have been read before one is written
-    tl.store(M + place, m, mask=own)
-    x = x / tl.maximum(tl.max(tl.max(tl.abs(x), 1), 0), 1e-30)  # or squares of small numbers would vanish
-    x = x / tl.maximum(tl.sqrt(tl.sum(tl.sum(x * x, 1), 0) * (0.5 if PAIRS else 1.0)), 1e-20)
-    for _ in tl.static_range(ROUNDS):
-        p = product(x, tl.trans(x), PRECISION)
-        p = b * p + c * product(p, p, PRECISION)
-        x = a * x + product(p, x, PRECISION)
+    w = tl.load(W + place, mask=inside, other=0.0)
     eta = tl.load(rate)
-    w = tl.load(W + place, mask=own, other=0.0)
-    tl.store(W + place, w * (1.0 - eta * decay) - eta * size * x, mask=own)
+    m += (1.0 - momentum) * (g - m)
+    tl.store(M + place, m, mask=inside)
+    x = g + momentum * (m - g)
+    x = x / tl.maximum(tl.max(tl.max(tl.abs(x), 1), 0), 1e-30)  # or squares of small numbers would vanish
+    x = x / tl.maximum(tl.sqrt(tl.sum(tl.sum(x * x, 1), 0)), 1e-20)
+    if PAIRS:
+        real, imaginary = tl.split(tl.reshape(x, (P, Q, 2)))
+        real, imaginary = _unitary(real, imaginary, a, b, c, ROUNDS, PRECISION)
+        x = tl.reshape(tl.join(real, imaginary), (P, 2 * Q))
+    else:
+        x = _orthogonal(x, a, b, c, ROUNDS, PRECISION)
+    tl.store(W + place, w * (1.0 - eta * decay) - eta * size * x, mask=inside)
 
 
 def fits(rows: int, columns: int) -> bool:
@@ -69,7 +94,7 @@ def muon_step(
     With `pairs` a last axis holds real and imaginary parts.
     """
     rows, columns = weights.shape[1:3]
-    P, Q = padded(rows * (1 + pairs)), padded(columns * (1 + pairs))
+    P, Q = padded(rows), padded(columns)
     _update[(len(weights),)](
         *(weights, gradients, momenta, rate, momentum, decay, size, *coefficients),
         ROWS=rows,
