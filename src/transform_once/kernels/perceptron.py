@@ -21,6 +21,7 @@ from transform_once import kernels
 from transform_once.kernels.layer import activation, padded, precision_of, processors, product
 
 POINTS = 64  # of a program at a time
+COLUMNS = 32  # of the parts that are summed
 WARPS, PROGRAMS = 4, 4  # of a program, and programs of a processor, on the way there
 MOST_CHANNELS, MOST_HIDDEN = 64, 128
 
@@ -286,6 +287,14 @@ class _Pointwise(torch.autograd.Function):
         return ds, dv, *summed(parts, shapes)
 
 
+@triton.jit
+def _sum(parts, total, count, size, R: tl.constexpr, C: tl.constexpr):
+    """All rows at once: a program waits for memory once."""
+    row, column = tl.arange(0, R)[:, None], tl.program_id(0) * C + tl.arange(0, C)
+    some = tl.load(parts + row * size + column[None, :], mask=(row < count) & (column[None, :] < size), other=0.0)
+    tl.store(total + column, tl.sum(some, 0), mask=column < size)
+
+
 def parts_for(x: Tensor, shapes: Sequence[Sequence[int]]) -> Tensor:
     """Room for the part of every program, of all weights one after the other."""
     programs = min(2 * processors(x.device), x.shape[0] * triton.cdiv(x.shape[2], POINTS))
@@ -295,5 +304,7 @@ def parts_for(x: Tensor, shapes: Sequence[Sequence[int]]) -> Tensor:
 
 def summed(parts: Tensor, shapes: Sequence[Sequence[int]]) -> list[Tensor]:
     """The gradients of all weights from the parts of all programs."""
-    sizes = [torch.Size(shape).numel() for shape in shapes]
-    return [total.view(*shape) for total, shape in zip(parts.sum(0).split(sizes), shapes, strict=True)]
+    (count, size), sizes = parts.shape, [torch.Size(shape).numel() for shape in shapes]
+    total, rows = parts.new_empty(size), triton.next_power_of_2(count)
+    _sum[(triton.cdiv(size, COLUMNS),)](parts, total, count, size, R=rows, C=COLUMNS, num_warps=8)
+    return [part.view(*shape) for part, shape in zip(total.split(sizes), shapes, strict=True)]
