@@ -7,14 +7,52 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from transform_once.kernels import layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform
+from transform_once.kernels import (
+    layer,
+    layout,
+    lift,
+    loss,
+    motion,
+    muon,
+    neighbours,
+    norm,
+    perceptron,
+    transform,
+    waves,
+)
 
 LOW, FULL = "*bf16", "*fp32"
 # In low precision:
-STATE = {"A", "dA", "Z", "dZ", "G", "slopes", "dout", "X", "Y", "dX", "dY", "S", "V", "T", "U", "dS", "dV", "dT", "dU"}
+STATE = {
+    "A",
+    "B",
+    "dA",
+    "Z",
+    "dZ",
+    "G",
+    "slopes",
+    "dout",
+    "X",
+    "Y",
+    "dX",
+    "dY",
+    "S",
+    "V",
+    "T",
+    "U",
+    "dS",
+    "dV",
+    "dT",
+    "dU",
+}
+UNROUNDED = {muon._update, motion._move, transform._inner, transform._last, waves._of_matrices}
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
 GRID = {"N1": 1, "N2": 20, "N3": 20}
-FORMS = [{"AXES": 2, "PERIODIC": True}, {"AXES": 2, "PERIODIC": False}, {"AXES": 0, "PERIODIC": True}]  # of its layers
+FORMS = [  # of its layers
+    {"AXES": 2, "PERIODIC": True, "ROWS": 16, "Q": 16},
+    {"AXES": 2, "PERIODIC": False, "ROWS": 0, "Q": 16},
+    {"AXES": 0, "PERIODIC": True, "ROWS": 0, "Q": 16},
+]
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
     layer._channels_backward: {"WIDTH": 48, "P": 64, "S": 64},
@@ -31,7 +69,7 @@ CONSTANTS = {
         "M1": 23, "M2": 23, "COUNT": 3, "FACTORS": 1, "SWAPS": True, "CONSTANTS": True, "COSINES": False,
         "BLOCK": 1024,
     },
-    muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 64, "Q": 64, "ROUNDS": 5},
+    muon._update: {"ROWS": 32, "COLUMNS": 32, "PAIRS": True, "P": 32, "Q": 32, "ROUNDS": 5},
     neighbours._forward: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
     neighbours._backward_gate: {"WIDTH": 32, "P": 32, "C": 64},
     neighbours._backward_maps: {"WIDTH": 32, "P": 32, "C": 64, **GRID},
@@ -48,11 +86,14 @@ CONSTANTS = {
     },
     perceptron._pointwise: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
     perceptron._pointwise_backward: {"WIDTH": 32, "HIDDEN": 32, "P": 32, "H": 32, "C": 64, "PERCEPTRON": True},
+    perceptron._sum: {"R": 512, "C": 32},
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
+    waves._mixed: {"WIDTH": 32, "P": 32, "WAVES": 8, "COUNT": 4, "Q": 16, "C": 512, "BACK": False},
+    waves._of_matrices: {"WIDTH": 32, "P": 32, "WAVES": 8, "S": 64},
 }  # fmt: skip
 WHOLE = {"modes", "batch", "left", "right", "stride", "rows", "channels", "columns", "count", "points", "samples"}
-WHOLE |= {"seconds", "thirds"}
+WHOLE |= {"seconds", "thirds", "size"}
 WHOLE |= {"sample", "first", "second", "third", "row", "column", "mode"}  # strides
 DOUBLE = {"energy", "tail", "scales", "shift", "signs", "offsets", "directions", "factors", "constants"}
 
@@ -69,7 +110,7 @@ def kind(kernel, name):
         return "fp32"
     if name.split("_")[-1] in WHOLE:
         return "i32"
-    low = name in STATE and kernel not in (muon._update, motion._move, transform._inner, transform._last)
+    low = name in STATE and kernel not in UNROUNDED
     return LOW if low else FULL
 
 
@@ -77,7 +118,7 @@ def main():
     for kernel, given, form in ((*one, form) for one in CONSTANTS.items() for form in FORMS):
         if "PERIODIC" not in kernel.arg_names and form != FORMS[0]:
             continue
-        constants = {**given, **(form if "PERIODIC" in kernel.arg_names else {})}
+        constants = {**{name: value for name, value in form.items() if name in kernel.arg_names}, **given}
         if "PRECISION" in kernel.arg_names:
             constants = {**constants, "PRECISION": "bfloat16"}
         signature = {n: "constexpr" if n in constants else kind(kernel, n) for n in kernel.arg_names}
@@ -85,7 +126,7 @@ def main():
         source = ASTSource(fn=kernel, signature=signature, constexprs=values)
         compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": 4})
         assert "ptx" in compiled.asm
-    modules = (layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform)
+    modules = (layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform, waves)
     found = {f for one in modules for f in vars(one).values() if isinstance(f, triton.runtime.JITFunction)}
     launched = {f for f in found if any("program_id" in line for line in f.src.splitlines())}
     assert launched <= set(CONSTANTS), [f.__name__ for f in launched - set(CONSTANTS)]

@@ -152,6 +152,26 @@ def test_a_layer_of_t1_grid_and_its_gradients(device, grid, width, near, periodi
     assert relative(neighbours.grid_layer(*own[:2], own[2:], periodic), plain(v)) < 1e-6
 
 
+@pytest.mark.parametrize(
+    ("grid", "waves", "width"), [((70,), 8, 10), ((8, 12), 2, 40), ((4, 6, 5), (1, 2, 2), 10), ((4, 4), 2, 10)], ids=str
+)
+def test_a_layer_of_few_waves_and_its_gradients(device, grid, waves, width):
+    torch.manual_seed(0)
+    plain = GridLayer(width, waves, len(grid), True).to(device, torch.float64)
+    torch.nn.init.normal_(plain.last.weight)
+    v = torch.randn(70, width, *grid, device=device, dtype=torch.float64, requires_grad=True)
+    exact = [v, plain.spectral.weight, *plain.pointwise_weights]
+    own = [tensor.detach().float().requires_grad_() for tensor in exact]
+    assert neighbours.few(plain.spectral.block, v)
+    found = neighbours.grid_layer(None, own[0], own[2:], True, own[1], plain.spectral.block)
+    expected = plain(v)
+    assert relative(found, expected) < 1e-6
+    for one, other in zip(gradients(found, own), gradients(expected, exact), strict=True):
+        assert relative(one, other) < 2e-6
+    assert not neighbours.few((16, 4), v)
+    assert not neighbours.few((2 * grid[0],) * len(grid), v)
+
+
 @pytest.mark.parametrize("order", [(2, 4, 1, 3, 0), (4, 2, 0, 3, 1)], ids=str)
 def test_copies_in_another_order(device, order):
     torch.manual_seed(0)

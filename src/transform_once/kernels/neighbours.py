@@ -7,6 +7,9 @@ v_2 are its first and second differences along the first axis, (right − left) 
 around the end where the field is periodic, otherwise the last point has itself for a neighbour.
 `models.t1_grid.GridLayer` computes the same in torch.
 
+s is what the waves give: a field, or, where they are few, coefficients whose field is made where it is needed
+(`kernels.waves`).
+
 Neighbours are read from a turned copy, (samples, points, channels), where a point's channels lie side by side: a row of
 points that begins anywhere cannot be read in whole words. Going there, u is kept. Going back, the first kernel comes to
 the gradient of u, which is that of s too, and of the weights behind it; the others, for which all of it must be there,
@@ -15,6 +18,7 @@ matrices are named one by one, 5 and 6 for the last axis, since Triton has no li
 repeat bit by bit.
 """
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +31,8 @@ from transform_once import kernels
 from transform_once.kernels.layer import padded, precision_of, processors, product
 from transform_once.kernels.layout import permuted
 from transform_once.kernels.perceptron import bias_column, matrix_of, parts_for, store_part, store_sums, summed
+from transform_once.kernels.waves import MOST_ROWS, mixed, of_matrices
+from transform_once.spectral.bases import Sizes, matrix
 
 POINTS = 64  # of a program at a time
 WARPS = 4
@@ -139,10 +145,21 @@ def _block(W, j, WIDTH: tl.constexpr, COUNT: tl.constexpr, P: tl.constexpr, TRAN
 
 
 @triton.jit
+def _of_waves(
+    Z, B, sample, point, points, ROWS: tl.constexpr, Q: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """The coefficients of a sample's waves, and the waves on some points."""
+    channel, row = tl.arange(0, P)[:, None], tl.arange(0, Q)
+    here, there = (channel < WIDTH) & (row[None, :] < ROWS), (row[:, None] < ROWS) & (point[None, :] < points)
+    z = tl.load(Z + (sample * ROWS + row[None, :]) * WIDTH + channel, mask=here, other=0.0)
+    return z, tl.load(B + row[:, None] * points + point[None, :], mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _forward(
-    S, V, T, W, b, P1, c1, P2, c2, U, Y, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
-    AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
-    PRECISION: tl.constexpr,
+    S, B, V, T, W, b, P1, c1, P2, c2, U, Y, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
+    ROWS: tl.constexpr, Q: tl.constexpr, AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
+    PERIODIC: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     COUNT: tl.constexpr = 2 * AXES + 1
     w0 = _block(W, 0, WIDTH, COUNT, P, False)
@@ -157,7 +174,10 @@ def _forward(
     for number in range(tl.program_id(0), samples * tl.cdiv(points, C), tl.num_programs(0)):
         sample, point = _where(number, points, C)
         v = _load(V, sample, point, points, WIDTH, P)
-        s = _load(S, sample, point, points, WIDTH, P)
+        if ROWS > 0:
+            z, waves = _of_waves(S, B, sample, point, points, ROWS, Q, WIDTH, P)
+        else:
+            s = _load(S, sample, point, points, WIDTH, P).to(tl.float32)
         v0 = _load_rows(T, sample, point, points, point < points, WIDTH, P)
         if AXES > 0:
             v5, v6 = _sides(T, v0, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
@@ -165,14 +185,16 @@ def _forward(
             v3, v4 = _sides(T, v0, sample, point, points, 1, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 2:
             v1, v2 = _sides(T, v0, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
-        u = product(w0, tl.trans(v0), PRECISION)
+        if ROWS > 0:
+            s = product(z, waves, PRECISION)
+        u = s + product(w0, tl.trans(v0), PRECISION)
         if AXES > 0:
             u += product(w5, tl.trans(v5), PRECISION) + product(w6, tl.trans(v6), PRECISION)
         if AXES > 1:
             u += product(w3, tl.trans(v3), PRECISION) + product(w4, tl.trans(v4), PRECISION)
         if AXES > 2:
             u += product(w1, tl.trans(v1), PRECISION) + product(w2, tl.trans(v2), PRECISION)
-        u += bias + s.to(tl.float32)
+        u += bias
         _store(U, u, sample, point, points, WIDTH, P)
         gate, _ = _bounded(product(p1, u, PRECISION) + bias1, 1.0)
         term, _ = _bounded(u, 4.0)
@@ -246,8 +268,9 @@ def _backward_maps(
 
 @triton.jit
 def _backward_input(
-    W, dT, dY, dV, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr, AXES: tl.constexpr,
-    N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr, PRECISION: tl.constexpr,
+    W, dT, dY, dZ, A, dV, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr, ROWS: tl.constexpr,
+    Q: tl.constexpr, AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr, PERIODIC: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """The gradient of v."""
     COUNT: tl.constexpr = 2 * AXES + 1
@@ -262,6 +285,8 @@ def _backward_input(
         sample, point = _where(number, points, C)
         d = _load_rows(dT, sample, point, points, point < points, WIDTH, P)
         dy = _load(dY, sample, point, points, WIDTH, P)
+        if ROWS > 0:
+            z, waves = _of_waves(dZ, A, sample, point, points, ROWS, Q, WIDTH, P)
         if AXES > 0:
             d5, d6 = _sides_transposed(dT, d, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
@@ -269,6 +294,8 @@ def _backward_input(
         if AXES > 2:
             d1, d2 = _sides_transposed(dT, d, sample, point, points, 0, WIDTH, P, N1, N2, N3, PERIODIC)
         dv = product(w0, tl.trans(d), PRECISION)
+        if ROWS > 0:
+            dv += product(z, waves, PRECISION)
         if AXES > 0:
             dv += product(w5, tl.trans(d5), PRECISION) + product(w6, tl.trans(d6), PRECISION)
         if AXES > 1:
@@ -283,10 +310,26 @@ def fits(v: Tensor) -> bool:
     return v.shape[1] <= MOST_CHANNELS[precision_of(v)]
 
 
-def grid_layer(s: Tensor, v: Tensor, weights: Sequence[Tensor], periodic: bool) -> Tensor:
-    """y of fields (samples, channels, *points) with the weights [W_0, W_1, …] or W_0, then b, P₁, c₁, P₂, c₂."""
+def few(waves: Sequence[int], v: Tensor) -> bool:
+    """Whether waves of such a block are so few that their fields are made where they are needed."""
+    return 2 * math.prod(waves) <= MOST_ROWS and all(m <= n for m, n in zip(waves, v.shape[2:], strict=True))
+
+
+def grid_layer(
+    s: Tensor | None,
+    v: Tensor,
+    weights: Sequence[Tensor],
+    periodic: bool,
+    K: Tensor | None = None,
+    waves: Sequence[int] = (),
+) -> Tensor:
+    """y of fields (samples, channels, *points) with the weights [W_0, W_1, …] or W_0, then b, P₁, c₁, P₂, c₂.
+
+    s is a field, or None where `few` waves of this block, with the matrices K, give it.
+    """
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
-    y = _GridLayer.apply(s.flatten(2).contiguous(), v.flatten(2).contiguous(), tuple(v.shape[2:]), periodic, *flat)
+    given = s.flatten(2).contiguous() if s is not None else None
+    y = _GridLayer.apply(given, K, v.flatten(2).contiguous(), tuple(v.shape[2:]), tuple(waves), periodic, *flat)
     return y.unflatten(2, v.shape[2:])
 
 
@@ -294,22 +337,44 @@ class _GridLayer(torch.autograd.Function):
     """`grid_layer` and its gradient."""
 
     @staticmethod
-    def forward(ctx: Any, s: Tensor, v: Tensor, grid: tuple[int, ...], periodic: bool, *weights: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        s: Tensor | None,
+        K: Tensor | None,
+        v: Tensor,
+        grid: Sizes,
+        waves: Sizes,
+        periodic: bool,
+        *weights: Tensor,
+    ) -> Tensor:
         samples, width, points = v.shape
-        ctx.sizes = {"WIDTH": width, "P": padded(width), "C": POINTS, "PRECISION": precision_of(v), "num_warps": WARPS}
+        ctx.precision = precision_of(v)
+        ctx.sizes = {"WIDTH": width, "P": padded(width), "C": POINTS, "PRECISION": ctx.precision, "num_warps": WARPS}
         n = (*(1,) * (3 - len(grid)), *grid)
         axes = len(grid) if weights[0].shape[1] > width else 0  # without neighbours there is one map
         ctx.grid = {"AXES": axes, "N1": n[0], "N2": n[1], "N3": n[2], "PERIODIC": periodic}
-        u, y, turned = torch.empty_like(v), torch.empty_like(v), permuted(v[None, None], (0, 1, 2, 4, 3))[0, 0]
+        rows = 0 if K is None else 2 * len(K)
+        ctx.waves = {"ROWS": rows, "Q": padded(rows)}
+        there = back = Z = None
+        if K is None:
+            turned = permuted(v[None, None], (0, 1, 2, 4, 3))[0, 0]
+        else:
+            dtype = torch.bfloat16 if ctx.precision == "bfloat16" else torch.float32
+            kinds = ("dft of all axes, halves", "inverse dft of all axes")
+            there, back = (matrix(kind, grid, waves, dtype, v.device) for kind in kinds)
+            turned = v.new_empty(samples, points, width)
+            Z, s = mixed(v, there, K, ctx.precision, turned)
+        u, y = torch.empty_like(v), torch.empty_like(v)
         programs = min(PROGRAMS * processors(v.device), samples * triton.cdiv(points, POINTS))
-        _forward[(programs,)](s, v, turned, *weights, u, y, samples, points, **ctx.sizes, **ctx.grid, num_stages=1)
-        ctx.save_for_backward(u, turned, *weights)
+        options = {**ctx.sizes, **ctx.waves, **ctx.grid, "num_stages": 1}
+        _forward[(programs,)](s, back, v, turned, *weights, u, y, samples, points, **options)
+        ctx.save_for_backward(u, turned, Z, K, there, back, *weights)
         return y
 
     @staticmethod
     @kernels.once
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        u, turned, W, _, P1, c1, P2, _ = ctx.saved_tensors
+        u, turned, Z, K, there, back, W, _, P1, c1, P2, _ = ctx.saved_tensors
         samples, width, points = u.shape
         dy, du, dv, dt = gradients[0].contiguous(), *(torch.empty_like(x) for x in (u, u, turned))
         shapes = [W.shape, (width,), (width, width), (width,), (width, width), (width,)]
@@ -320,10 +385,20 @@ class _GridLayer(torch.autograd.Function):
         )
         options = {**ctx.sizes, **ctx.grid, "num_stages": 1}
         programs = min(PROGRAMS * processors(u.device), tiles)
-        kernels.side_by_side(
-            [
-                lambda: _backward_maps[(len(parts), 2 * ctx.grid["AXES"] + 1)](turned, du, *maps, **options),
-                lambda: _backward_input[(programs,)](W, dt, dy, dv, samples, points, **options),
-            ]
-        )
-        return du, dv, None, None, *summed(parts, shapes)
+        of_weights: list[Tensor] = []
+        of_waves: list[Tensor] = []
+
+        def of_input() -> None:
+            dz = None
+            if K is not None:
+                of_coefficients, dz = mixed(du, back, K, ctx.precision)
+            _backward_input[(programs,)](W, dt, dy, dz, there, dv, samples, points, **ctx.waves, **options)
+            if K is not None:
+                of_waves.append(of_matrices(Z, of_coefficients, K, ctx.precision))
+
+        def of_maps() -> None:
+            _backward_maps[(len(parts), 2 * ctx.grid["AXES"] + 1)](turned, du, *maps, **options)
+            of_weights[:] = summed(parts, shapes)
+
+        kernels.side_by_side([of_maps, of_input])
+        return *((du, None) if K is None else (None, *of_waves)), dv, None, None, None, *of_weights

@@ -60,7 +60,10 @@ class GridLayer(nn.Module):
             from transform_once.kernels import neighbours
 
             if neighbours.fits(v):
-                return neighbours.grid_layer(self.spectral(v), v, self.pointwise_weights, self.periodic)
+                K, weights, block = self.spectral, self.pointwise_weights, self.spectral.block
+                if neighbours.few(block, v):
+                    return neighbours.grid_layer(None, v, weights, self.periodic, K.weight, block)
+                return neighbours.grid_layer(K(v), v, weights, self.periodic)
         u = self.spectral(v) + self.around(self._with_differences(v) if self.neighbours else v)
         return self.last(bounded(u, BOUND) * bounded(self.gate(u), 1)) + v
 

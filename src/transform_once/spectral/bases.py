@@ -120,6 +120,11 @@ def _waves_of_all_axes(n: Sizes, m: Sizes) -> np.ndarray:
     return waves
 
 
+def _all_axes_in_halves(n: Sizes, m: Sizes) -> np.ndarray:
+    waves = _waves_of_all_axes(n, m)
+    return np.concatenate([waves.real, waves.imag])
+
+
 def _all_axes_in_quarters(n: Sizes, m: Sizes) -> np.ndarray:
     waves = _waves_of_all_axes(n, m)
     return _quads(waves.real, waves.imag, axis=0).reshape(-1, waves.shape[1])
@@ -164,6 +169,7 @@ _BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "inverse dft last, halves": _weighted_halves,
     "dft, pairs": _turned_pairs,
     "dft, quads": _turned_quads,
+    "dft of all axes, halves": _all_axes_in_halves,
     "dft of all axes, quads": _all_axes_in_quarters,
     "inverse dft of all axes": _all_axes_back,
     "inverse dft last": _weighted_waves,
