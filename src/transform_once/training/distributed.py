@@ -29,6 +29,12 @@ def whole(tensor: Tensor) -> Tensor:
     return gather() if gather else tensor
 
 
+def own(tensor: Tensor) -> Tensor:
+    """A tensor, or the shard of it that this process has, in the same memory."""
+    local = getattr(tensor, "to_local", None)
+    return local() if local else tensor
+
+
 def fill(tensor: Tensor, values: Tensor) -> None:
     """Set a tensor, or this process's shard of it, to the values of a whole one."""
     from torch.distributed.tensor import DTensor, distribute_tensor

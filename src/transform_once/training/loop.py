@@ -27,6 +27,8 @@ from transform_once.training.settings import Training
 CHECKPOINT_SECONDS = 30.0  # between two checkpoints, so that small runs do not spend their time on writing
 STEPS_BETWEEN_CLOCKS = 20  # where the run has a budget of seconds
 VALIDATIONS = 50  # in a run, unless asked otherwise
+RUNAWAY, CALM = 5.0, 2.0  # times the lowest mean loss of an epoch: beyond the first go back, up to the second remember
+SETBACKS = 5  # of a member at most; each halves its rate
 
 
 class Trainer:
@@ -51,7 +53,11 @@ class Trainer:
         ]
         self.validation = None if plan.validation is None else plan.source(place.device, validation=True)
         self.batches = math.ceil(len(self.source) / self.batch_size)
-        self.state = State(best=[{"epoch": 0, "validation": None} for _ in models], losses=[[] for _ in models])
+        self.state = State(
+            best=[{"epoch": 0, "validation": None} for _ in models],
+            losses=[[] for _ in models],
+            lowest=[None for _ in models],
+        )
         self.kept: list[dict[str, torch.Tensor]] = [{} for _ in models]  # best weights, where there is no folder
         self.saved = time.monotonic()
         self.rate_now = 0.0
@@ -78,6 +84,7 @@ class Trainer:
                 self._epoch(stop)
                 if self.place.any(bool(stop)) and not self._over():  # what the seconds ended is closed as usual
                     break
+                self._watch(bar)
                 self._close_epoch(bar, logs)
             finished = self._over()
         self._write(final=finished)
@@ -135,7 +142,8 @@ class Trainer:
         for counts in zip(*(map(len, parts) for parts in indices), strict=True):
             now = self.rate_now = self._rate()
             for number, (member, feed) in enumerate(zip(self.members, feeds, strict=True)):
-                losses[number].append(member.step(next(feed), now, state.step, counts[number]))
+                rate_now = now * self._slowed(number)
+                losses[number].append(member.step(next(feed), rate_now, state.step, counts[number]))
             state.batch, state.step = state.batch + 1, state.step + 1
             if settings.seconds is not None and state.step % STEPS_BETWEEN_CLOCKS == 0:
                 self._finish()  # a GPU is behind the steps that it was given; the budget is of its time
@@ -147,7 +155,43 @@ class Trainer:
             if losses[number]:
                 state.losses[number] += self.place.total(torch.stack(losses[number])).tolist()
         state.seconds = before + time.monotonic() - began
-        self._check_finite()
+
+    def _watch(self, bar: Progress) -> None:
+        """Remember the weights a hundred times in a run; where a loss ran away, go back to them, with half the rate.
+
+        At a rate that is too large a network may be thrown out of all that it has learned in a few steps, and in the
+        rest of the run comes back to a part of it. The schedule goes on, whose steps since then are lost.
+        """
+        began, state, means = time.monotonic(), self.state, self._means()
+        due = self.fraction * 100 >= state.remembered + 1
+        for number, (member, mean, lowest) in enumerate(zip(self.members, means, state.lowest, strict=True)):
+            if lowest is not None and self._ran_away(mean, lowest) and self._slowed(number) > 0.5**SETBACKS:
+                state.setbacks.append({"member": number, "epoch": state.epoch + 1})
+                member.go_back()
+                bar.say(
+                    f"the loss ran away, from {lowest:.3g} to {mean:.3g}: back to weights before, with half the rate"
+                )
+                continue
+            self._check_finite(number)
+            state.lowest[number] = mean if lowest is None else min(mean, lowest)
+            if lowest is None or (due and mean <= CALM * lowest):
+                member.remember()
+        state.remembered = max(state.remembered, math.floor(self.fraction * 100))
+        state.seconds += time.monotonic() - began
+
+    def _ran_away(self, mean: float, lowest: float) -> bool:
+        restarts = self.settings.schedule == "restarts"  # after each of which a loss may rise
+        return not math.isfinite(mean) or (not restarts and mean > RUNAWAY * lowest)
+
+    def _slowed(self, number: int) -> float:
+        """What is left of the rate of a member after its setbacks."""
+        return 0.5 ** sum(row["member"] == number for row in self.state.setbacks)
+
+    def _means(self) -> list[float]:
+        """The mean loss of each member in this epoch."""
+        sizes = [min(self.batch_size, len(self.source) - n * self.batch_size) for n in range(self.state.batch)]
+        found = [zip(sizes, losses, strict=True) for losses in self.state.losses]
+        return [sum(n * loss for n, loss in pairs) / sum(sizes) for pairs in found]
 
     def _finish(self) -> None:
         for member in self.members:
@@ -155,23 +199,20 @@ class Trainer:
         if self.place.device.type == "cuda":
             torch.cuda.synchronize(self.place.device)
 
-    def _check_finite(self) -> None:
-        for number, losses in enumerate(self.state.losses):
-            for batch, loss in enumerate(losses, start=1):
-                if not math.isfinite(loss):
-                    who = f" of member {number}" if len(self.members) > 1 else ""
-                    kept = self.folder is not None and (self.folder / "checkpoint.safetensors").exists()
-                    where = f"the last checkpoint is in {self.folder}" if kept else "there is no checkpoint yet"
-                    raise FloatingPointError(
-                        f"the loss{who} is {loss} in epoch {self.state.epoch + 1}, batch {batch}: lower learning_rate, "
-                        f"add warmup or clip; {where}"
-                    )
+    def _check_finite(self, number: int) -> None:
+        for batch, loss in enumerate(self.state.losses[number], start=1):
+            if not math.isfinite(loss):
+                who = f" of member {number}" if len(self.members) > 1 else ""
+                kept = self.folder is not None and (self.folder / "checkpoint.safetensors").exists()
+                where = f"the last checkpoint is in {self.folder}" if kept else "there is no checkpoint yet"
+                raise FloatingPointError(
+                    f"the loss{who} is {loss} in epoch {self.state.epoch + 1}, batch {batch}: lower learning_rate, "
+                    f"add warmup or clip; {where}"
+                )
 
     def _close_epoch(self, bar: Progress, logs: Sequence[Any]) -> None:
         """Validate, remember the best weights, and write."""
-        state, now = self.state, self.rate_now
-        sizes = [min(self.batch_size, len(self.source) - n * self.batch_size) for n in range(state.batch)]
-        means = [sum(n * loss for n, loss in zip(sizes, losses, strict=True)) / sum(sizes) for losses in state.losses]
+        state, now, means = self.state, self.rate_now, self._means()
         state.epoch, state.batch, state.losses = state.epoch + 1, 0, [[] for _ in self.members]
         errors = self._validate() if self._due() else [None] * len(self.members)
         for number, (loss, error) in enumerate(zip(means, errors, strict=True)):
@@ -181,7 +222,7 @@ class Trainer:
                     "epoch": state.epoch,
                     "step": state.step,
                     "seconds": round(state.seconds, 4),
-                    "learning_rate": now,
+                    "learning_rate": now * self._slowed(number),
                     "loss": loss,
                     "validation": error,
                 }
@@ -245,6 +286,7 @@ class Trainer:
             "seconds": round(state.seconds, 3),
             "seconds_per_step": state.seconds / max(1, state.step),
             "best": state.best,
+            "setbacks": state.setbacks,
             "captured": self.members[0].reason,
         }
         if final:

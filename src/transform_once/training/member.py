@@ -10,7 +10,7 @@ from transform_once import kernels
 from transform_once.models.operator import Operator
 from transform_once.processes import World
 from transform_once.spectral.precision import matmul_precision
-from transform_once.training.distributed import fill, shared, whole
+from transform_once.training.distributed import fill, own, shared, whole
 from transform_once.training.loss import Batch, Objective
 from transform_once.training.optimizers import Average, make_optimizer, set_rate
 from transform_once.training.settings import Training
@@ -37,6 +37,7 @@ class Member:
         self.generator = torch.Generator(place.device)
         self.stream = torch.cuda.Stream(place.device) if self.captures else None
         self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Batch, Tensor]] = {}
+        self.before: Batch = {}  # what `remember` remembered
 
     def order(self, epoch: int, count: int) -> Tensor:
         """The samples of an epoch in random order, from seed and epoch alone."""
@@ -151,21 +152,43 @@ class Member:
             return
         self.graphs[count] = (graph, static, loss)
 
-    def tensors(self) -> Batch:
-        """Everything that changes in training, by name: weights, optimiser and average. All processes must ask."""
-        found = {f"model.{name}": whole(tensor) for name, tensor in self.model.state_dict().items()}
+    def _changing(self) -> Batch:
+        """Everything that changes in training, by name: weights, optimiser and average."""
+        found = {f"model.{name}": tensor for name, tensor in self.model.state_dict().items()}
         for index, parameter in enumerate(self._parameters()):
             state = self.optimizer.state.get(parameter, {})
-            found |= {f"optimizer.{index}.{name}": whole(value) for name, value in state.items()}
+            found |= {f"optimizer.{index}.{name}": value for name, value in state.items()}
         if self.average:
-            found |= {f"average.{name}": whole(tensor) for name, tensor in self.average.tensors.items()}
-        return {name: tensor.detach().cpu().clone() for name, tensor in found.items()}
+            found |= {f"average.{name}": tensor for name, tensor in self.average.tensors.items()}
+        return found
+
+    @torch.no_grad()
+    def remember(self) -> None:
+        """Keep a copy of all that changes in training, where it is."""
+        now = self._changing()
+        if now.keys() == self.before.keys():
+            torch._foreach_copy_([own(one) for one in self.before.values()], [own(one) for one in now.values()])
+        else:
+            self.before = {name: tensor.detach().clone() for name, tensor in now.items()}
+
+    @torch.no_grad()
+    def go_back(self) -> None:
+        """Take up where `remember` was called; what was not there yet is zero, as it began."""
+        for name, tensor in self._changing().items():
+            if name in self.before:
+                tensor.copy_(self.before[name])
+            else:
+                tensor.zero_()
+
+    def tensors(self) -> Batch:
+        """Copies of all that changes in training, and of what is remembered. All processes must ask."""
+        found = self._changing() | {f"before.{name}": tensor for name, tensor in self.before.items()}
+        return {name: whole(tensor).detach().cpu().clone() for name, tensor in found.items()}
 
     @torch.no_grad()
     def restore(self, tensors: Batch) -> None:
         """Take up where `tensors` was asked for."""
-        own = self.model.state_dict()
-        for name, tensor in own.items():
+        for name, tensor in self.model.state_dict().items():
             fill(tensor, tensors[f"model.{name}"])
         for index, parameter in enumerate(self._parameters()):
             prefix = f"optimizer.{index}."
@@ -182,6 +205,10 @@ class Member:
         if self.average:
             for name, tensor in self.average.tensors.items():
                 fill(tensor, tensors[f"average.{name}"])
+        for name, tensor in self._changing().items():
+            if f"before.{name}" in tensors:
+                self.before[name] = tensor.detach().clone()
+                fill(self.before[name], tensors[f"before.{name}"])
 
     def _parameters(self) -> list[nn.Parameter]:
         return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]

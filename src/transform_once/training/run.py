@@ -66,6 +66,9 @@ class State:
     best: list[Row] = field(default_factory=list)
     losses: list[list[float]] = field(default_factory=list)  # of the present epoch, by member
     history: list[Row] = field(default_factory=list)
+    lowest: list[float | None] = field(default_factory=list)  # mean loss of an epoch so far, by member
+    remembered: int = 0  # hundredths of the run after which weights were remembered
+    setbacks: list[Row] = field(default_factory=list)  # where a loss ran away: member and epoch
 
 
 def describe(
