@@ -39,7 +39,7 @@ from transform_once.training.loss import relative_l2
 from transform_once.training.settings import settings_from
 
 PROTOCOL = Path(__file__).with_suffix(".yaml")
-FIRST = "first"  # the change of rows without another name; a model not searched under a change is chosen by these
+FIRST = "first"  # the change of rows without another name
 PACE_SECONDS = 2.0  # of runs that show how many steps a second a configuration takes
 KEY = ("flow", "model", "candidate", "change", "budget", "seed", "resolution", "train", "configuration")
 
@@ -155,13 +155,18 @@ class Speedrun:
         return self._run(flow, self.finals, jobs, tested=True)
 
     def _chosen(self, flow: str, model: str, budget: float) -> str:
-        """The candidate with the lowest validation error, at the nearest budget that everything was tried with."""
+        """The candidate with the lowest validation error, at the nearest budget that everything was tried with.
+
+        What was not tried again under a change counts as it was before.
+        """
         seed, models = self.protocol.search_seed, self.protocol.flows[flow].candidates
         tried = sorted({float(row["budget"]) for row in self.searched.rows if row["flow"] == flow})
+        earlier = list(dict.fromkeys(row["change"] for row in reversed(self.searched.rows)))  # the last one first
 
         def found(one: str, name: str, at: float) -> Row | None:
             job = self._job(flow, one, name, at, seed)
-            return self.searched.find(job) or self.searched.find({**job, "change": FIRST})
+            of_changes = (self.searched.find({**job, "change": change}) for change in (self.change, *earlier))
+            return next(filter(None, of_changes), None)
 
         def whole(at: float) -> bool:
             return all(found(one, name, at) for one in models for name in self.protocol.candidates(flow, one))

@@ -61,11 +61,14 @@ def groups_of(protocol: "Protocol", rows: Iterable[Row]) -> list[Group]:
 
 
 def best(groups: Iterable[Group], flow: str, model: str, budget: float) -> Group | None:
-    """The lowest mean test error of a model within a budget; None where it was not run with this budget yet."""
+    """The lowest mean test error of a model within a budget, of runs that all came to their end where there are such.
+
+    None where it was not run with this budget yet.
+    """
     able = [group for group in groups if (group.flow, group.model) == (flow, model) and group.budget <= budget]
     if all(group.budget < budget for group in able):
         return None
-    return min(able, key=lambda group: group.mean("test"))
+    return min(able, key=lambda group: (bool(group.diverged), group.mean("test")))
 
 
 def curve_table(protocol: "Protocol", groups: Sequence[Group], flow: str) -> str:
