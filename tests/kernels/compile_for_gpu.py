@@ -49,9 +49,9 @@ UNROUNDED = {muon._update, motion._move, transform._inner, transform._last, wave
 NUMBERS = {"momentum", "decay", "size", "a", "b", "c", "epsilon"}
 GRID = {"N1": 1, "N2": 20, "N3": 20}
 FORMS = [  # of its layers
-    {"AXES": 2, "PERIODIC": True, "ROWS": 16, "Q": 16},
-    {"AXES": 2, "PERIODIC": False, "ROWS": 0, "Q": 16},
-    {"AXES": 0, "PERIODIC": True, "ROWS": 0, "Q": 16},
+    {"AXES": 2, "PERIODIC": True, "ROWS": 16, "Q": 16, "BACK": False},
+    {"AXES": 2, "PERIODIC": False, "ROWS": 0, "Q": 16, "BACK": True},
+    {"AXES": 0, "PERIODIC": True, "ROWS": 0, "Q": 16, "BACK": True},
 ]
 CONSTANTS = {
     layer._channels: {"WIDTH": 48, "P": 64, "S": 64, "SINE": False, "SLOPES": True},
@@ -89,7 +89,7 @@ CONSTANTS = {
     perceptron._sum: {"R": 512, "C": 32},
     transform._inner: {"N": 64, "M": 48, "TRANSPOSED": True, "P": 64, "C": 64, "STEP": 32},
     transform._last: {"N": 64, "M": 48, "TRANSPOSED": False, "P": 64, "C": 128, "STEP": 64},
-    waves._mixed: {"WIDTH": 32, "P": 32, "WAVES": 8, "COUNT": 4, "Q": 16, "C": 512, "BACK": False},
+    waves._mixed: {"WIDTH": 32, "P": 32, "WAVES": 8, "COUNT": 4, "Q": 16, "C": 512},
     waves._of_matrices: {"WIDTH": 32, "P": 32, "WAVES": 8, "S": 64},
 }  # fmt: skip
 WHOLE = {"modes", "batch", "left", "right", "stride", "rows", "channels", "columns", "count", "points", "samples"}
@@ -110,13 +110,13 @@ def kind(kernel, name):
         return "fp32"
     if name.split("_")[-1] in WHOLE:
         return "i32"
-    low = name in STATE and kernel not in UNROUNDED
+    low = name in STATE and kernel not in UNROUNDED and not (kernel is waves._mixed and name in ("Z", "Y"))
     return LOW if low else FULL
 
 
 def main():
     for kernel, given, form in ((*one, form) for one in CONSTANTS.items() for form in FORMS):
-        if "PERIODIC" not in kernel.arg_names and form != FORMS[0]:
+        if {"PERIODIC", "BACK"}.isdisjoint(kernel.arg_names) and form != FORMS[0]:
             continue
         constants = {**{name: value for name, value in form.items() if name in kernel.arg_names}, **given}
         if "PRECISION" in kernel.arg_names:

@@ -31,7 +31,7 @@ from transform_once import kernels
 from transform_once.kernels.layer import padded, precision_of, processors, product
 from transform_once.kernels.layout import permuted
 from transform_once.kernels.perceptron import bias_column, matrix_of, parts_for, store_part, store_sums, summed
-from transform_once.kernels.waves import MOST_ROWS, mixed, of_matrices
+from transform_once.kernels.waves import MOST_ROWS, mixed, of_matrices, of_waves
 from transform_once.spectral.bases import Sizes, matrix
 
 POINTS = 64  # of a program at a time
@@ -145,17 +145,6 @@ def _block(W, j, WIDTH: tl.constexpr, COUNT: tl.constexpr, P: tl.constexpr, TRAN
 
 
 @triton.jit
-def _of_waves(
-    Z, B, sample, point, points, ROWS: tl.constexpr, Q: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
-):  # fmt: skip
-    """The coefficients of a sample's waves, and the waves on some points."""
-    channel, row = tl.arange(0, P)[:, None], tl.arange(0, Q)
-    here, there = (channel < WIDTH) & (row[None, :] < ROWS), (row[:, None] < ROWS) & (point[None, :] < points)
-    z = tl.load(Z + (sample * ROWS + row[None, :]) * WIDTH + channel, mask=here, other=0.0)
-    return z, tl.load(B + row[:, None] * points + point[None, :], mask=there, other=0.0).to(tl.float32)
-
-
-@triton.jit
 def _forward(
     S, B, V, T, W, b, P1, c1, P2, c2, U, Y, samples, points, WIDTH: tl.constexpr, P: tl.constexpr, C: tl.constexpr,
     ROWS: tl.constexpr, Q: tl.constexpr, AXES: tl.constexpr, N1: tl.constexpr, N2: tl.constexpr, N3: tl.constexpr,
@@ -175,7 +164,7 @@ def _forward(
         sample, point = _where(number, points, C)
         v = _load(V, sample, point, points, WIDTH, P)
         if ROWS > 0:
-            z, waves = _of_waves(S, B, sample, point, points, ROWS, Q, WIDTH, P)
+            z, waves = of_waves(S, B, sample, point, points, ROWS, Q, WIDTH, P)
         else:
             s = _load(S, sample, point, points, WIDTH, P).to(tl.float32)
         v0 = _load_rows(T, sample, point, points, point < points, WIDTH, P)
@@ -286,7 +275,7 @@ def _backward_input(
         d = _load_rows(dT, sample, point, points, point < points, WIDTH, P)
         dy = _load(dY, sample, point, points, WIDTH, P)
         if ROWS > 0:
-            z, waves = _of_waves(dZ, A, sample, point, points, ROWS, Q, WIDTH, P)
+            z, waves = of_waves(dZ, A, sample, point, points, ROWS, Q, WIDTH, P)
         if AXES > 0:
             d5, d6 = _sides_transposed(dT, d, sample, point, points, 2, WIDTH, P, N1, N2, N3, PERIODIC)
         if AXES > 1:
@@ -386,7 +375,7 @@ class _GridLayer(torch.autograd.Function):
         options = {**ctx.sizes, **ctx.grid, "num_stages": 1}
         programs = min(PROGRAMS * processors(u.device), tiles)
         of_weights: list[Tensor] = []
-        of_waves: list[Tensor] = []
+        of_K: list[Tensor] = []
 
         def of_input() -> None:
             dz = None
@@ -394,11 +383,11 @@ class _GridLayer(torch.autograd.Function):
                 of_coefficients, dz = mixed(du, back, K, ctx.precision)
             _backward_input[(programs,)](W, dt, dy, dz, there, dv, samples, points, **ctx.waves, **options)
             if K is not None:
-                of_waves.append(of_matrices(Z, of_coefficients, K, ctx.precision))
+                of_K.append(of_matrices(Z, of_coefficients, K, ctx.precision))
 
         def of_maps() -> None:
             _backward_maps[(len(parts), 2 * ctx.grid["AXES"] + 1)](turned, du, *maps, **options)
             of_weights[:] = summed(parts, shapes)
 
         kernels.side_by_side([of_maps, of_input])
-        return *((du, None) if K is None else (None, *of_waves)), dv, None, None, None, *of_weights
+        return *((du, None) if K is None else (None, *of_K)), dv, None, None, None, *of_weights

@@ -22,6 +22,17 @@ MOST_ROWS = 64  # real and imaginary parts of waves
 
 
 @triton.jit
+def of_waves(
+    Z, B, sample, point, points, ROWS: tl.constexpr, Q: tl.constexpr, WIDTH: tl.constexpr, P: tl.constexpr,
+):  # fmt: skip
+    """The coefficients of a sample's waves, and the waves on some points."""
+    channel, row = tl.arange(0, P)[:, None], tl.arange(0, Q)
+    here, there = (channel < WIDTH) & (row[None, :] < ROWS), (row[:, None] < ROWS) & (point[None, :] < points)
+    z = tl.load(Z + (sample * ROWS + row[None, :]) * WIDTH + channel, mask=here, other=0.0)
+    return z, tl.load(B + row[:, None] * points + point[None, :], mask=there, other=0.0).to(tl.float32)
+
+
+@triton.jit
 def _mixed(
     V, A, K, Z, Y, T, points, WIDTH: tl.constexpr, P: tl.constexpr, WAVES: tl.constexpr, COUNT: tl.constexpr,
     Q: tl.constexpr, C: tl.constexpr, BACK: tl.constexpr, PRECISION: tl.constexpr,
