@@ -210,6 +210,13 @@ def test_the_error_is_split_into_both_parts(tmp_path):
     assert ("span", "style", "flex:0.3600") in page.attributes
 
 
+def test_setbacks_are_told(tmp_path):
+    setbacks = [{"member": 0, "epoch": 2}, {"member": 0, "epoch": 3}]
+    page = make(tmp_path, fake_run(tmp_path / "a", setbacks=setbacks))
+    assert "The loss ran away in epoch 2, 3" in page.text
+    assert "ran away" not in make(tmp_path, fake_run(tmp_path / "b", setbacks=[])).text
+
+
 def test_nothing_is_asked_of_a_network_and_all_pictures_have_words(tmp_path):
     page = make(tmp_path, fake_run(tmp_path / "a"), fake_run(tmp_path / "b", frames=4))
     for tag, name, value in page.attributes:

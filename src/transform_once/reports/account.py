@@ -80,6 +80,10 @@ def _course(run: Run, training: Mapping[str, Any]) -> str:
         words += (
             f" Steps of {training['batch_size']} samples went with a learning rate of {training['learning_rate']:g}."
         )
+    setbacks = [one["epoch"] for one in about.get("setbacks") or () if isinstance(one, Mapping) and "epoch" in one]
+    if setbacks:
+        where = ", ".join(map(str, setbacks))
+        words += f" The loss ran away in epoch {where}: from weights before that it went on at half the rate."
     return words + (f" The best weights are those of {', '.join(kept)}." if kept else "")
 
 

@@ -50,8 +50,8 @@ def train(
     log         "tensorboard" and "wandb", besides history.csv.
     settings    of `Training`, such as epochs, batch_size, learning_rate.
 
-    SIGTERM and Ctrl-C save and end the run; a loss that is not finite raises FloatingPointError and keeps the last
-    checkpoint.
+    SIGTERM and Ctrl-C save and end the run. A loss that runs away sends it back to weights from before, with half the
+    rate; where that does not help, a loss that is not finite raises FloatingPointError and keeps the last checkpoint.
     """
     chosen = settings_from(settings)
     if chosen.patience is not None and validation is None:
