@@ -17,7 +17,7 @@ from transform_once.data.symmetries import Symmetry, draw
 from transform_once.kernels import layer, layout, lift, loss, motion, muon, neighbours, norm, perceptron, transform
 from transform_once.models.fno import FNOLayer, ReleasedFNO
 from transform_once.models.layers import T1Layer
-from transform_once.models.t1_grid import GridLayer
+from transform_once.models.t1_grid import GridLayer, wave_rows
 from transform_once.models.unet import BatchNorm
 from transform_once.solvers.darcy import DARCY_SYMMETRIES
 from transform_once.solvers.navier_stokes import NAVIER_STOKES_SYMMETRIES
@@ -163,7 +163,8 @@ def test_a_layer_of_few_waves_and_its_gradients(device, grid, waves, width):
     exact = [v, plain.spectral.weight, *plain.pointwise_weights]
     own = [tensor.detach().float().requires_grad_() for tensor in exact]
     assert neighbours.few(plain.spectral.block, v)
-    found = neighbours.grid_layer(None, own[0], own[2:], True, own[1], plain.spectral.block)
+    rows = wave_rows(own[0], plain.spectral.block)
+    found = neighbours.grid_layer(None, own[0], own[2:], True, [own[1], *rows])
     expected = plain(v)
     assert relative(found, expected) < 1e-6
     for one, other in zip(gradients(found, own), gradients(expected, exact), strict=True):
@@ -216,6 +217,34 @@ def test_a_whole_model_by_kernels(device, make, module, kernel, monkeypatch):
     assert relative(found, expected) < 5e-3
     for one, other in zip(ours, others, strict=True):
         assert relative(one, other) < 2e-2
+
+
+@pytest.mark.parametrize("precision", ["high", "medium"], ids=["tf32", "bfloat16"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: t1.T1(1, 1, (8, 6), 3, 4, 1),
+        lambda: t1.FNO(1, 1, (8, 6), 2, 4, 1),
+        lambda: t1.T1Grid(1, 1, (8, 6), 4, 4, 1, waves=1),
+    ],
+    ids=["T1", "FNO", "T1Grid"],
+)
+def test_what_is_not_a_number_is_not_hidden(device, make, precision, monkeypatch):
+    """A NaN of all ones, as GPUs make it, in any weight: the output must show it, or training would go on with it."""
+    torch.manual_seed(0)
+    model, x = make().to(device), torch.randn(1, 1, 8, 6, device=device)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    monkeypatch.setattr(kernels, "can_run", lambda *_: True)
+    monkeypatch.setattr(kernels, "pays", lambda _: True)
+    ones = torch.tensor(0x7FFFFFFF, dtype=torch.int32, device=device).view(torch.float32)
+    low = torch.autocast(device.type, torch.bfloat16, enabled=precision == "medium")
+    for name, parameter in model.named_parameters():
+        before = parameter.detach().clone()
+        parameter.data.copy_(ones)
+        with torch.no_grad(), matmul_precision("high"), low:
+            assert not model(x).isfinite().any(), name
+        parameter.data.copy_(before)
 
 
 @pytest.mark.parametrize(

@@ -64,8 +64,9 @@ def activation(x, SINE: tl.constexpr):
 @triton.jit
 def _rounded(x):
     """To tf32, without the last thirteen bits: a tensor core would cut them off, which makes every number smaller."""
-    bits = x.to(tl.float32).to(tl.int32, bitcast=True)
-    return ((bits + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    x = x.to(tl.float32)
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)  # the carry would make a zero of a NaN
 
 
 @triton.jit

@@ -32,7 +32,6 @@ from transform_once.kernels.layer import padded, precision_of, processors, produ
 from transform_once.kernels.layout import permuted
 from transform_once.kernels.perceptron import bias_column, matrix_of, parts_for, store_part, store_sums, summed
 from transform_once.kernels.waves import MOST_ROWS, mixed, of_matrices, of_waves
-from transform_once.spectral.bases import Sizes, matrix
 
 POINTS = 64  # of a program at a time
 WARPS = 4
@@ -43,7 +42,8 @@ MOST_CHANNELS = {"bfloat16": 64, "tf32": 32, "ieee": 0}  # that fit on the chip,
 @triton.jit
 def _bounded(z, MOST: tl.constexpr):
     """z / √(1 + (z / MOST)²) and its slope; beyond 1e9, where squares may overflow, it is ± MOST and stays so."""
-    z = tl.minimum(tl.maximum(z, -1e9), 1e9)
+    z = tl.maximum(z, -1e9, propagate_nan=tl.PropagateNan.ALL)
+    z = tl.minimum(z, 1e9, propagate_nan=tl.PropagateNan.ALL)
     part = z * (1.0 / MOST)
     root = tl.rsqrt(1.0 + part * part)
     return z * root, root * root * root
@@ -309,16 +309,17 @@ def grid_layer(
     v: Tensor,
     weights: Sequence[Tensor],
     periodic: bool,
-    K: Tensor | None = None,
-    waves: Sequence[int] = (),
+    waves: Sequence[Tensor] = (),
 ) -> Tensor:
     """y of fields (samples, channels, *points) with the weights [W_0, W_1, …] or W_0, then b, P₁, c₁, P₂, c₂.
 
-    s is a field, or None where `few` waves of this block, with the matrices K, give it.
+    s is a field, or None where `few` waves give it: then `waves` are their matrices K, the rows that take them from a
+    field, real parts before imaginary ones, and the rows that make one of them.
     """
     flat = [weight.flatten(1) if weight.ndim > 1 else weight for weight in weights]
     given = s.flatten(2).contiguous() if s is not None else None
-    y = _GridLayer.apply(given, K, v.flatten(2).contiguous(), tuple(v.shape[2:]), tuple(waves), periodic, *flat)
+    K, there, back = waves or (None, None, None)
+    y = _GridLayer.apply(given, K, v.flatten(2).contiguous(), tuple(v.shape[2:]), there, back, periodic, *flat)
     return y.unflatten(2, v.shape[2:])
 
 
@@ -331,8 +332,9 @@ class _GridLayer(torch.autograd.Function):
         s: Tensor | None,
         K: Tensor | None,
         v: Tensor,
-        grid: Sizes,
-        waves: Sizes,
+        grid: tuple[int, ...],
+        there: Tensor | None,
+        back: Tensor | None,
         periodic: bool,
         *weights: Tensor,
     ) -> Tensor:
@@ -344,13 +346,10 @@ class _GridLayer(torch.autograd.Function):
         ctx.grid = {"AXES": axes, "N1": n[0], "N2": n[1], "N3": n[2], "PERIODIC": periodic}
         rows = 0 if K is None else 2 * len(K)
         ctx.waves = {"ROWS": rows, "Q": padded(rows)}
-        there = back = Z = None
-        if K is None:
+        Z = None
+        if K is None or there is None:
             turned = permuted(v[None, None], (0, 1, 2, 4, 3))[0, 0]
         else:
-            dtype = torch.bfloat16 if ctx.precision == "bfloat16" else torch.float32
-            kinds = ("dft of all axes, halves", "inverse dft of all axes")
-            there, back = (matrix(kind, grid, waves, dtype, v.device) for kind in kinds)
             turned = v.new_empty(samples, points, width)
             Z, s = mixed(v, there, K, ctx.precision, turned)
         u, y = torch.empty_like(v), torch.empty_like(v)
@@ -390,4 +389,4 @@ class _GridLayer(torch.autograd.Function):
             of_weights[:] = summed(parts, shapes)
 
         kernels.side_by_side([of_maps, of_input])
-        return *((du, None) if K is None else (None, *of_K)), dv, None, None, None, *of_weights
+        return *((du, None) if K is None else (None, *of_K)), dv, None, None, None, None, *of_weights

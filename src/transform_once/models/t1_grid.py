@@ -60,10 +60,10 @@ class GridLayer(nn.Module):
             from transform_once.kernels import neighbours
 
             if neighbours.fits(v):
-                K, weights, block = self.spectral, self.pointwise_weights, self.spectral.block
-                if neighbours.few(block, v):
-                    return neighbours.grid_layer(None, v, weights, self.periodic, K.weight, block)
-                return neighbours.grid_layer(K(v), v, weights, self.periodic)
+                K, form = self.spectral, (v, self.pointwise_weights, self.periodic)
+                if neighbours.few(K.block, v):
+                    return neighbours.grid_layer(None, *form, [K.weight, *wave_rows(v, K.block)])
+                return neighbours.grid_layer(K(v), *form)
         u = self.spectral(v) + self.around(self._with_differences(v) if self.neighbours else v)
         return self.last(bounded(u, BOUND) * bounded(self.gate(u), 1)) + v
 
@@ -82,6 +82,12 @@ class GridLayer(nn.Module):
                 rest = v.flatten(axis + 1)
                 found += [(first @ rest).view(v.shape), (second @ rest).view(v.shape)]
         return torch.cat(found, 1)
+
+
+def wave_rows(v: Tensor, block: Sequence[int]) -> list[Tensor]:
+    """Rows that take waves of a block from fields, real parts before imaginary ones, and those that make fields."""
+    kinds = ("dft of all axes, halves", "inverse dft of all axes")
+    return [matrix(kind, tuple(v.shape[2:]), tuple(block), v.dtype, v.device) for kind in kinds]
 
 
 def bounded(z: Tensor, most: float) -> Tensor:
