@@ -186,6 +186,7 @@ def train_for(
         "parameters": run.description["model"]["parameters"],
         "space": run.description["space"],
         "captured": run.description["captured"],
+        "setbacks": len(run.description["setbacks"]),
         "loss": run.history[-1]["loss"],
     }
 
