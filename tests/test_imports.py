@@ -1,6 +1,7 @@
 """The house: a folder imports only from folders to its left, and the package loads light."""
 
 import ast
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -77,3 +78,27 @@ def test_type_checkers_see_the_same_public_names():
     guarded = next(node for node in tree.body if isinstance(node, ast.If))
     seen = {alias.name for node in guarded.body if isinstance(node, ast.ImportFrom) for alias in node.names}
     assert seen == set(transform_once.__all__)
+
+
+SEEN = """
+import os, sys
+class Watch:
+    def find_spec(self, name, *_):
+        if name == "torch":
+            print(os.environ.get("GOMP_SPINCOUNT"))
+sys.meta_path.insert(0, Watch())
+import transform_once
+transform_once.dct
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "seen"),
+    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+    ids=str,
+)
+def test_how_long_threads_spin_is_set_before_torch_is_loaded_unless_the_user_says(given, seen):
+    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+    words = [sys.executable, "-c", SEEN]
+    found = subprocess.run(words, env={**kept, **given}, check=True, capture_output=True, text=True).stdout
+    assert found.split() == [seen]

@@ -3,6 +3,7 @@
 The public names are listed in `_HOMES` and loaded when first used, so that importing the package costs nothing.
 """
 
+import os
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,11 @@ if TYPE_CHECKING:
     from transform_once.training.compare import compare as compare
     from transform_once.training.run import load_models as load_models
     from transform_once.training.train import train as train
+
+# Threads that wait for one another spin, by default for so long that a step takes many times as long where others
+# want the cores too (docs/performance.md). This has an effect only before torch is loaded.
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "20000")
 
 _HOMES = {
     "spectral.transforms": ("dct", "idct", "get_transform"),
