@@ -54,6 +54,15 @@ def test_a_loss_that_runs_away_is_set_back(flow, monkeypatch, capsys, values):
     assert losses[-1] < 2 * plain.history[-1]["loss"]
 
 
+def test_after_a_restart_of_the_rate_a_loss_may_rise(flow, monkeypatch):
+    thrown(monkeypatch, {16}, 30.0)
+    assert quiet(t1_model(), flow[:24], epochs=12, schedule="restarts").description["setbacks"] == []
+    monkeypatch.undo()
+    thrown(monkeypatch, {16}, float("nan"))
+    run = quiet(t1_model(), flow[:24], epochs=12, schedule="restarts")
+    assert run.description["setbacks"] == [{"member": 0, "epoch": 6}]
+
+
 def test_after_five_setbacks_the_run_goes_on_or_ends(flow, monkeypatch):
     thrown(monkeypatch, set(range(4, 20, 3)), 100.0)
     run = quiet(t1_model(), flow[:24], epochs=12)

@@ -11,17 +11,13 @@ from torch import Tensor
 from transform_once.kernels.layer import padded, product
 
 LARGEST = 128  # rows of a real matrix that a program can hold, with as many columns or fewer rows and more columns
-WARPS = {
-    256: 2,
-    512: 2,
-    1024: 2,
-    2048: 4,
-    4096: 4,
-}  # by entries of the tile that holds it, or its real parts; larger ones 8
+# By entries of the tile that holds it, or its real parts; larger ones 8.
+WARPS = {256: 2, 512: 2, 1024: 2, 2048: 4, 4096: 4}
 
 
 @triton.jit
 def _orthogonal(x, a, b, c, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
+    """Rounds of x ← ax + (bp + cp²)x with p = xxᵀ."""
     for _ in range(ROUNDS):
         p = product(x, tl.trans(x), PRECISION)
         p = b * p + c * product(p, p, PRECISION)
@@ -31,7 +27,7 @@ def _orthogonal(x, a, b, c, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
 
 @triton.jit
 def _unitary(x, y, a, b, c, ROUNDS: tl.constexpr, PRECISION: tl.constexpr):
-    """The same of x + iy."""
+    """The same of x + iy; p + iq is its product with its adjoint."""
     for _ in range(ROUNDS):
         p = product(x, tl.trans(x), PRECISION) + product(y, tl.trans(y), PRECISION)
         q = product(y, tl.trans(x), PRECISION)

@@ -142,8 +142,8 @@ class Trainer:
         for counts in zip(*(map(len, parts) for parts in indices), strict=True):
             now = self.rate_now = self._rate()
             for number, (member, feed) in enumerate(zip(self.members, feeds, strict=True)):
-                rate_now = now * self._slowed(number)
-                losses[number].append(member.step(next(feed), rate_now, state.step, counts[number]))
+                slowed = now * self._slowed(number)
+                losses[number].append(member.step(next(feed), slowed, state.step, counts[number]))
             state.batch, state.step = state.batch + 1, state.step + 1
             if settings.seconds is not None and state.step % STEPS_BETWEEN_CLOCKS == 0:
                 self._finish()  # a GPU is behind the steps that it was given; the budget is of its time
