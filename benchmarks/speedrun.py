@@ -80,6 +80,7 @@ class Protocol:
     train: int
     held_out: int
     search_seed: int
+    finalists: int
     seeds: Sequence[int]
     shifts: int
     common: Mapping[str, Any]
@@ -134,15 +135,16 @@ class Speedrun:
         return Table(self.output / "speedrun.csv", KEY)
 
     def search(self, flow: str, budgets: Sequence[float] = ()) -> int:
-        """Try all candidates; returns how many runs are left."""
-        seed = self.protocol.search_seed
-        jobs = [
-            self._job(flow, model, name, budget, seed)
-            for budget in budgets or self.protocol.flows[flow].search
-            for model in self.protocol.flows[flow].candidates
-            for name in self.protocol.candidates(flow, model)
-        ]
-        return self._run(flow, self.searched, jobs, tested=False)
+        """Try candidates, budget after budget; returns how many runs are left."""
+        seed, left = self.protocol.search_seed, 0
+        for budget in sorted(budgets or self.protocol.flows[flow].search):
+            jobs = [
+                self._job(flow, model, name, budget, seed)
+                for model in self._models(flow)
+                for name in self._round(flow, model, budget)
+            ]
+            left += self._run(flow, self.searched, jobs, tested=False)
+        return left
 
     def final(self, flow: str, budgets: Sequence[float] = ()) -> int:
         """Train the chosen candidates with all seeds and test them, once each; returns how many runs are left."""
@@ -150,36 +152,57 @@ class Speedrun:
             self._job(flow, model, self._chosen(flow, model, budget), budget, seed)
             for budget in budgets or self.protocol.flows[flow].budgets
             for seed in self.protocol.seeds
-            for model in self.protocol.flows[flow].candidates
+            for model in self._models(flow)
         ]
         return self._run(flow, self.finals, jobs, tested=True)
 
+    def _models(self, flow: str) -> list[str]:
+        """The flow's models, or those of them that were asked for."""
+        models = self.protocol.flows[flow].candidates
+        return [model for model in models if model in self.only] or list(models)
+
     def _chosen(self, flow: str, model: str, budget: float) -> str:
-        """The candidate with the lowest validation error, at the nearest budget that everything was tried with.
+        """The candidate with the lowest validation error at the nearest budget of which the model's search is done."""
+        done = self._done(flow, model)
+        if not done:
+            raise ValueError(
+                f"the search of {model} on {flow} is not complete in {self.searched.path}: run search first"
+            )
+        return self._best(flow, model, min(done, key=lambda at: abs(math.log(at / budget))))[0]
 
-        What was not tried again under a change counts as it was before.
-        """
-        seed, models = self.protocol.search_seed, self.protocol.flows[flow].candidates
-        tried = sorted({float(row["budget"]) for row in self.searched.rows if row["flow"] == flow})
-        earlier = list(dict.fromkeys(row["change"] for row in reversed(self.searched.rows)))  # the last one first
+    def _round(self, flow: str, model: str, budget: float) -> list[str]:
+        """The candidates that are tried with this budget: all, or the best ones of the last smaller budget done."""
+        smaller = [at for at in self._done(flow, model) if at < budget]
+        if not smaller:
+            return list(self.protocol.candidates(flow, model))
+        return self._best(flow, model, smaller[-1])[: self.protocol.finalists]
 
-        def found(one: str, name: str, at: float) -> Row | None:
-            job = self._job(flow, one, name, at, seed)
-            of_changes = (self.searched.find({**job, "change": change}) for change in (self.change, *earlier))
-            return next(filter(None, of_changes), None)
+    def _done(self, flow: str, model: str) -> list[float]:
+        """Budgets with which every candidate of their round was tried, the smallest first."""
+        rows = [row for row in self.searched.rows if (row["flow"], row["model"]) == (flow, model)]
+        done: list[float] = []
+        for at in sorted({float(row["budget"]) for row in rows}):
+            names = self.protocol.candidates(flow, model)
+            wanted = self._best(flow, model, done[-1])[: self.protocol.finalists] if done else names
+            if all(self._tried(flow, model, name, at) for name in wanted):
+                done.append(at)
+        return done
 
-        def whole(at: float) -> bool:
-            return all(found(one, name, at) for one in models for name in self.protocol.candidates(flow, one))
-
-        complete = [at for at in tried if whole(at)]
-        if not complete:
-            raise ValueError(f"the search of {flow} is not complete in {self.searched.path}: run search first")
-        nearest = min(complete, key=lambda at: abs(math.log(at / budget)))
+    def _best(self, flow: str, model: str, budget: float) -> list[str]:
+        """The candidates that were tried with this budget, from the lowest validation error to the highest."""
         errors = {}
         for name in self.protocol.candidates(flow, model):
-            row = found(model, name, nearest)
-            errors[name] = float(row["validation"]) if row and row["validation"] else math.inf
-        return min(errors, key=lambda name: errors[name])
+            row = self._tried(flow, model, name, budget)
+            if row is not None:
+                errors[name] = float(row["validation"]) if row["validation"] else math.inf
+        return sorted(errors, key=lambda name: errors[name])
+
+    def _tried(self, flow: str, model: str, candidate: str, budget: float) -> Row | None:
+        """The row of a candidate; what was not tried again under a change counts as it was before."""
+        job = self._job(flow, model, candidate, budget, self.protocol.search_seed)
+        changes = dict.fromkeys(row["change"] for row in reversed(self.searched.rows))  # the last one first
+        counted = (self.change, *(change for change in changes if not change.startswith(PACE)))
+        return next(filter(None, (self.searched.find({**job, "change": change}) for change in counted)), None)
 
     def _job(self, flow: str, model: str, candidate: str, budget: float, seed: int) -> Row:
         protocol = self.protocol
