@@ -51,6 +51,47 @@ def test_t1_grid_is_the_default(flow):
         choose_model(flow, given={"local": "conv"})
 
 
+def rough(size, seed=0):
+    """Periodic fields that are white up to the tenth wave."""
+    k = torch.stack(torch.meshgrid(*(torch.fft.fftfreq(n, 1 / n).abs() for n in size), indexing="ij")).amax(0)
+    X = torch.fft.fftn(torch.randn(40, 1, *size, generator=torch.Generator().manual_seed(seed)), dim=(2, 3))
+    return torch.fft.ifftn(X * (k < 11), dim=(2, 3)).real
+
+
+@pytest.mark.parametrize(("device", "deep"), [("cpu", choose.DEPTH), ("cuda", choose.DEEP)])
+def test_t1_grid_acts_on_the_waves_that_follow_from_the_same_ones_of_the_input(device, deep, monkeypatch):
+    """Of squares none do, and two are the fewest; of a convolution all do, and nothing is chosen."""
+    monkeypatch.setattr(choose, "choose_device", lambda _: torch.device(device))
+    x = rough((32, 32))
+    model, said = choose_model(t1.Fields(input=x, target=x**2, grid="node", periodic=True))
+    assert (model.config["waves"], model.config["depth"]) == (2, deep)
+    assert any(sentence.startswith("waves 2: higher ones of the target do not follow") for sentence in said)
+    assert any(sentence.startswith("depth 8") for sentence in said) == (device == "cuda")
+    model, said = choose_model(t1.Fields(input=x, target=x.roll(3, -1), grid="node", periodic=True))
+    assert (model.config["waves"], model.config["depth"]) == (None, choose.DEPTH)
+    assert not any("waves" in sentence for sentence in said)
+
+
+def test_waves_and_depth_that_are_given_stay(monkeypatch):
+    monkeypatch.setattr(choose, "choose_device", lambda _: torch.device("cuda"))
+    x = rough((32, 32))
+    fields = t1.Fields(input=x, target=x**2, grid="node", periodic=True)
+    model, said = choose_model(fields, given={"waves": 5})
+    assert (model.config["waves"], model.config["depth"]) == (5, choose.DEPTH)
+    assert not any("waves" in sentence for sentence in said)
+    model, said = choose_model(fields, given={"depth": 3})
+    assert (model.config["waves"], model.config["depth"]) == (2, 3)
+    assert not any("depth" in sentence for sentence in said)
+    body = torch.nn.Conv2d(1, 1, 1)
+    assert choose_model(fields, given={"body": body})[0].body is body
+
+
+@pytest.mark.parametrize("given", [{"top_modes": 20}, {"transform": "dct", "modes": t1.TopM(9).fit(smooth((16, 16)))}])
+def test_single_modes_are_not_for_t1_grid(flow, given):
+    with pytest.raises(ValueError, match="T1Grid works on a block of real modes"):
+        choose_model(flow, given=given)
+
+
 def test_periodic_fields_get_the_fourier_basis(flow):
     model, said = choose_model(flow, "T1")
     assert model.transform.name == "fourier"

@@ -96,6 +96,16 @@ def bounded(z: Tensor, most: float) -> Tensor:
     return z * torch.rsqrt(1 + (z / most).square())
 
 
+def grid_points(block: Sequence[int]) -> tuple[int, ...]:
+    """Points of each axis of the small grid that holds a block of modes."""
+    return tuple(-(-m // MULTIPLE) * MULTIPLE for m in block)
+
+
+def most_waves(points: Sequence[int]) -> tuple[int, ...]:
+    """Wave numbers of each axis in a layer on such a grid, unless fewer are asked for."""
+    return tuple(min(MOST_WAVES[len(points)], n // 2) for n in points)
+
+
 class GridNet(nn.Module):
     """The body of a T1Grid: lift with coordinates, layers, head, on fields that have few points."""
 
@@ -150,8 +160,9 @@ class T1Grid(SpectralOperator):
         width: Channels inside. Good values: 24 to 64 in two dimensions.
         depth: Layers. Good values: 4 to 12.
         waves: Wave numbers on both sides that a layer acts on, an int or one per axis; None: half of the points, which
-            are all, up to 64, 16 or 8 in one, two and three dimensions. Few of them, 2 to 4, generalise better where a
-            flow moves small scales along: layers that do not act on all waves also see each point's neighbours.
+            are all, up to 64, 16 or 8 in one, two and three dimensions. Few of them, 2 to 4, generalise better where
+            higher waves come from products, as in a flow: layers that do not act on all waves also see each point's
+            neighbours. `choose_model` finds out which (`evaluation.coherence`).
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
         out_resolution: Grid of the output where it is not the input's.
@@ -179,15 +190,14 @@ class T1Grid(SpectralOperator):
             raise ValueError(
                 "T1Grid works on a block of real modes: use dct or fourier, and modes as ints, not a ModeSet"
             )
-        self.points = tuple(-(-m // MULTIPLE) * MULTIPLE for m in self.block)
+        self.points = grid_points(self.block)
         self.body = self._body(waves, width, depth, init) if body is None else body
 
     def _body(self, waves: int | Sequence[int] | None, width: int, depth: int, init: str) -> GridNet:
         if min(self.block) < 2:
             raise ValueError(f"T1Grid needs at least two modes on every axis; got the block {self.block}")
         halves = tuple(n // 2 for n in self.points)
-        if waves is None:
-            waves = tuple(min(MOST_WAVES[self.ndim], half) for half in halves)
+        waves = most_waves(self.points) if waves is None else waves
         waves = (waves,) * self.ndim if isinstance(waves, int) else tuple(waves)
         if len(waves) != self.ndim or not all(1 <= m <= half for m, half in zip(waves, halves, strict=True)):
             raise ValueError(f"waves lie between 1 and half of the points of an axis, {halves}; got {waves}")

@@ -7,14 +7,15 @@ from typing import Any
 
 from transform_once.data.fields import Fields
 from transform_once.evaluation.analysis import Analysis, analyze
+from transform_once.evaluation.coherence import coherence
 from transform_once.models.ffno import FFNO, ReleasedFFNO
 from transform_once.models.fno import FNO, ReleasedFNO
 from transform_once.models.operator import Operator, SpectralOperator, check_choice
 from transform_once.models.t1 import T1, T1Plus
-from transform_once.models.t1_grid import T1Grid
+from transform_once.models.t1_grid import T1Grid, grid_points, most_waves
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
-from transform_once.spectral.modes import TopM
+from transform_once.spectral.modes import ModeSet, TopM
 from transform_once.spectral.transforms import get_transform
 
 MODELS: dict[str, type[Operator]] = {
@@ -38,6 +39,9 @@ GRID = Reach(0.002, {1: 256, 2: 48, 3: 16})  # of T1Grid on a GPU: its weights d
 PARAMETERS = 20_000_000  # of a T1, which its width is chosen for
 WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 32}
 DEPTH = 4
+DEEP = 8  # of layers that act on few waves, on a GPU: each of them does less and costs less
+FEWEST_WAVES = 2
+LINEAR = 0.01  # what linear maps of higher waves explain, over what no such map explains, where few waves are chosen
 
 
 def choose_model(
@@ -56,7 +60,9 @@ def choose_model(
                and at most 256, 48 or 12; for T1Grid on a GPU 0.2%, at most 256, 48 or 16; for wave numbers (FNO, FFNO)
                half as many as for T1
     width      T1 48, less where it would have more than 20 million parameters; FNO, T1Grid, T1Plus and UNet 32
-    depth      4
+    waves      of T1Grid in two and three dimensions: those beyond which waves of the target do not follow linearly from
+               the same ones of the input (`coherence`), at least 2; where these are more than half, up to 16 or 8
+    depth      4; of T1Grid with fewer waves on a GPU 8
 
     `given["top_modes"]` keeps that many modes of largest energy in one shared set instead of a block.
     """
@@ -64,7 +70,7 @@ def choose_model(
     given, said = dict(given or {}), []
     given = {key: value for key, value in given.items() if value is not None}
     make = MODELS[name]
-    accepted = set(make.__init__.__annotations__)
+    accepted, on_gpu = set(make.__init__.__annotations__), choose_device(device).type == "cuda"
     counted = given.pop("top_modes", None)
     for key in given:
         if key not in accepted:
@@ -72,12 +78,13 @@ def choose_model(
             others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
             raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
-        wide = make is T1Grid and choose_device(device).type == "cuda"
-        said += _choose_modes(fields, given, GRID if wide else DENSE)
+        said += _choose_modes(fields, given, GRID if make is T1Grid and on_gpu else DENSE)
     elif "modes" in accepted and "modes" not in given and counted is None:
         said += _choose_wave_numbers(fields, given)
     if counted is not None:
         said += _choose_top(fields, given, counted, accepted)
+    if make is T1Grid and fields.ndim > 1 and not {"waves", "body"} & set(given):
+        said += _choose_waves(fields, given, history, on_gpu)
     if "depth" in accepted and "depth" not in given:
         given["depth"] = DEPTH
     if "width" not in given:
@@ -133,6 +140,24 @@ def _choose_wave_numbers(fields: Fields, given: dict[str, Any]) -> list[str]:
     kept = tuple(min(math.ceil(m / 2), n // 2) for m, n in zip(modes, fields.resolution, strict=True))
     given["modes"] = kept[0] if len(set(kept)) == 1 else kept
     return [f"modes {' × '.join(map(str, kept))}: wave numbers on both sides, the reach of a T1 with {modes[0]} modes"]
+
+
+def _choose_waves(fields: Fields, given: dict[str, Any], history: int, on_gpu: bool) -> list[str]:
+    """Set the waves of T1Grid's layers where half of the most will do, and on a GPU how many layers."""
+    if isinstance(given["modes"], ModeSet):
+        return []  # T1Grid says what it has against them
+    most = most_waves(grid_points(get_transform(given["transform"]).block(given["modes"], fields.resolution)))
+    found = coherence(fields, max(most), history)
+    wanted = max(FEWEST_WAVES, found.waves(LINEAR)) if found else max(most)
+    if 2 * wanted > max(most):
+        return []
+    waves = tuple(min(wanted, m) for m in most)
+    given["waves"] = waves[0] if len(set(waves)) == 1 else waves
+    said = [f"waves {wanted}: higher ones of the target do not follow linearly from the same ones of the input"]
+    if on_gpu and "depth" not in given:
+        given["depth"] = DEEP
+        said.append(f"depth {DEEP}: layers that act on few waves see neighbours instead, so it takes more of them")
+    return said
 
 
 def _choose_top(fields: Fields, given: dict[str, Any], count: int, accepted: set[str]) -> list[str]:
