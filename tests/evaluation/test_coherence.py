@@ -39,7 +39,7 @@ def low(x, most):
 def test_a_convolution_is_coherent_in_all_waves(grid):
     x = noise(60, 1, *grid)
     y = filtered(x)
-    found = coherence(t1.Fields(input=x, target=y), 99)
+    found = coherence(t1.Fields(input=x, target=y))
     below = len(found.energy)
     assert below == (max(grid) + 1) // 2
     assert found.explained == pytest.approx(found.energy, abs=1e-9)
@@ -146,3 +146,26 @@ def test_where_nothing_can_be_told_it_is_none():
 )
 def test_waves_leave_little_of_what_is_not_linear(explained, tolerance, waves):
     assert Coherence((), explained).waves(tolerance) == waves
+
+
+@pytest.mark.parametrize(
+    ("explained", "words"),
+    [
+        ((0.0, 0.001), "No wave of the target follows"),
+        ((0.5, 0.4999), "The target follows from the input wave by wave: a linear map explains 99.99% of it."),
+        ((0.2, 0.4, 0.0), "explain 60% of the variance of the target, up to wave number 1; products the rest."),
+        ((0.2, 0.4, 0.1), "explain 70% of the variance of the target, at all wave numbers; products the rest."),
+    ],
+)
+def test_it_is_said_in_words(explained, words):
+    assert words in Coherence((), explained).in_words("the target")
+
+
+def test_an_analysis_says_it():
+    x = noise(40, 1, 16, 16)
+    found = t1.analyze(t1.Fields(input=x, target=low(x, 3) ** 2, periodic=True), progress=False)
+    assert any(note.startswith("No wave of the target follows") for note in found.notes)
+    film = t1.Fields(trajectory=torch.stack([x.roll(number, -1) for number in range(3)], 1), periodic=True)
+    assert any("change between frames follows" in note for note in t1.analyze(film, progress=False).notes)
+    alone = t1.analyze(t1.Fields(input=x, periodic=True), progress=False)
+    assert not any("follows" in note for note in alone.notes)

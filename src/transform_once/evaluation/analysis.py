@@ -29,6 +29,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.spectra import BLOCK_MEGABYTES
 from transform_once.evaluation import rates as costs
+from transform_once.evaluation.coherence import coherence
 from transform_once.evaluation.rates import LOW_PASS, PER_FIELD, TOP, Curve, Rates, Recommendation, in_words, short
 from transform_once.spectral.modes import ModeSet
 from transform_once.spectral.transforms import get_transform
@@ -206,7 +207,7 @@ def analyze(
     tolerance  the mean relative error that truncation may cost, in (0, 1); good values: a tenth of the error hoped for
     samples    how many samples to look at, evenly spread; by default all
     progress   show a bar on the terminal when the work takes longer than a second
-    rates      measure the speed-up over an FNO, about a second
+    rates      measure the speed-up over an FNO, and what linear maps explain, about a second
     device     where transforms and measurements run
 
     One streamed pass; memory is bounded whatever the number of samples. The error of a top-m set is the mean over all
@@ -243,6 +244,8 @@ def _conclude(fields: Fields, part: Fields, sums: dict[str, "_Sums"], tolerance:
     modes = found.mode_set(basis.energy[judged], part.resolution)
     rates = costs.measure_rates(part, found.transform, modes, device) if device else None
     notes += costs.remarks(part, found, varying, held, basis)
+    if device and judged != "input" and (linear := coherence(part)):
+        notes.append(linear.in_words("the target" if judged == "target" else "the change between frames"))
     cache, units = costs.cache_weight(fields, found.coefficients), len(part) * part.frames
     facts = (fields.kind, fields.shapes, part.metadata, tolerance, units, held)
     return Analysis(*facts, bases, found, cache, rates, notes)

@@ -19,6 +19,8 @@ from transform_once.spectral.transforms import get_transform
 
 DOUBT = 4.0  # standard deviations of what chance explains, below which a shell counts as incoherent
 ROUNDING = 1e-10  # of the whole: what is smaller is none
+LITTLE = 0.01
+MOST = {1: 512, 2: 64, 3: 16}  # wave numbers of an axis that are looked at, by number of axes
 
 
 @dataclass(frozen=True)
@@ -28,7 +30,7 @@ class Coherence:
     energy: tuple[float, ...]
     explained: tuple[float, ...]  # by linear maps, wave by wave; what chance explains is taken off
 
-    def waves(self, tolerance: float) -> int:
+    def waves(self, tolerance: float = LITTLE) -> int:
         """The fewest wave numbers, 0 ≤ k < waves, that linear maps need.
 
         What such maps explain beyond is at most this part of what they explain nowhere.
@@ -41,16 +43,27 @@ class Coherence:
             left -= share
         return len(self.explained)
 
+    def in_words(self, what: str) -> str:
+        """One sentence on `what` was explained."""
+        linear = sum(self.explained)
+        if linear < LITTLE:
+            return f"No wave of {what} follows linearly from the same wave of the input: products of waves make it."
+        if linear > 1 - LITTLE:
+            return f"{what.capitalize()} follows from the input wave by wave: a linear map explains {linear:.2%} of it."
+        until = f"up to wave number {self.waves() - 1}" if self.waves() < len(self.explained) else "at all wave numbers"
+        return f"Linear maps, wave by wave, explain {linear:.0%} of the variance of {what}, {until}; products the rest."
 
-def coherence(fields: Fields, most: int, history: int = 0, samples: int = 128) -> Coherence | None:
-    """Coherence of input and target on all waves below `most`; of a trajectory's frames and the change to the next.
 
-    Looks at so many samples, or frames, evenly spread. None where they are fewer than twice the input's channels, too
-    few to tell coherence from chance, or where the target does not vary.
+def coherence(fields: Fields, most: int | None = None, history: int = 0, samples: int = 128) -> Coherence | None:
+    """Coherence of input and target; of a trajectory's last frames, `history` + 1, and the change to the next.
+
+    Looks at waves below `most`, by default all up to 512, 64 or 16 in one, two and three dimensions, and at so many
+    samples, or frames, evenly spread. None where they are fewer than twice the input's channels, too few to tell
+    coherence from chance, or where the target does not vary.
     """
     sums = None
     for x, y in _pairs(fields, history, samples):
-        waves = _Waves(x.shape[2:], most)
+        waves = _Waves(x.shape[2:], most or MOST[fields.ndim])
         sums = sums or _Sums(waves, x.shape[1], y.shape[1])
         sums.add(waves.of(x), waves.of(y))
     return sums.finish() if sums else None
@@ -101,8 +114,9 @@ class _Sums:
         independent = values > ROUNDING * values.amax()
         along = (vectors.mH @ covariance[:, :C, C:]).abs().square().sum(2)
         explained = (along / values.where(independent, torch.inf)).sum(1)
-        by_chance = variance * independent.sum(1) / (n - 1)  # what as many unrelated inputs explain on average
-        spread = 2 * by_chance.square()  # a wave and its mirror are one
+        inputs = independent.sum(1)
+        by_chance = variance * inputs / (n - 1)  # what as many unrelated inputs explain on average
+        spread = 2 * inputs * (variance / (n - 1)).square()  # a wave and its mirror are one
         per_shell = torch.zeros(4, int(self.waves.shell.max()) + 1, dtype=torch.float64)
         each = torch.stack([variance, explained, by_chance, spread])
         per_shell.index_add_(1, self.waves.shell, self.waves.count * each)

@@ -41,7 +41,6 @@ WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 3
 DEPTH = 4
 DEEP = 8  # of layers that act on few waves, on a GPU: each of them does less and costs less
 FEWEST_WAVES = 2
-LINEAR = 0.01  # what linear maps of higher waves explain, over what no such map explains, where few waves are chosen
 
 
 def choose_model(
@@ -148,7 +147,7 @@ def _choose_waves(fields: Fields, given: dict[str, Any], history: int, on_gpu: b
         return []  # T1Grid says what it has against them
     most = most_waves(grid_points(get_transform(given["transform"]).block(given["modes"], fields.resolution)))
     found = coherence(fields, max(most), history)
-    wanted = max(FEWEST_WAVES, found.waves(LINEAR)) if found else max(most)
+    wanted = max(FEWEST_WAVES, found.waves()) if found else max(most)
     if 2 * wanted > max(most):
         return []
     waves = tuple(min(wanted, m) for m in most)
