@@ -105,12 +105,13 @@ def test_channels_work_together_and_repeated_or_constant_ones_do_no_harm():
     assert sum(alone.explained) < 0.8
 
 
-@given(st.floats(-100, 100), st.floats(0.1, 10), st.integers(0, 11))
-def test_offset_scale_and_shift_of_the_target_change_nothing(offset, scale, shift):
-    x, other = noise(40, 1, 12, 10), noise(40, 1, 12, 10, seed=2)
-    y = low(filtered(x), 3) + 0.1 * other
+@given(st.floats(-100, 100), st.floats(0.01, 100), st.integers(0, 11))
+def test_offsets_units_and_shifts_of_channels_change_nothing(offset, scale, shift):
+    x, other = noise(40, 2, 12, 10), noise(40, 1, 12, 10, seed=2)
+    y = torch.cat([low(filtered(x[:, :1]) + filtered(x[:, 1:], seed=3), 3) + 0.1 * other, other], 1)
+    units = torch.tensor([scale, 1 / scale], dtype=torch.float64)[:, None, None]
     first = coherence(t1.Fields(input=x, target=y), 5)
-    moved = coherence(t1.Fields(input=x, target=scale * y.roll(shift, 2) + offset), 5)
+    moved = coherence(t1.Fields(input=units * (x - offset), target=units * y.roll(shift, 2) + offset), 5)
     assert moved.energy == pytest.approx(first.energy, abs=1e-9)
     assert moved.explained == pytest.approx(first.explained, abs=1e-9)
 
@@ -129,6 +130,9 @@ def test_where_nothing_can_be_told_it_is_none():
     x = noise(12, 6, 8, 8)
     assert coherence(t1.Fields(input=x, target=x), 4) is None  # 12 samples for 6 channels
     still = torch.ones(40, 1, 8, 8) * 0.1
+    both = torch.cat([still, noise(40, 1, 8, 8).float()], 1)
+    found = coherence(t1.Fields(input=noise(40, 1, 8, 8).float(), target=both), 4)
+    assert sum(found.explained) == pytest.approx(sum(found.energy)) == 1  # of the channel that varies
     assert coherence(t1.Fields(input=noise(40, 1, 8, 8).float(), target=still), 4) is None
     assert coherence(t1.Fields(trajectory=noise(9, 2, 1, 8, 8)), 4, history=1) is None  # two frames, three needed
 

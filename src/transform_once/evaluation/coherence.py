@@ -19,13 +19,16 @@ from transform_once.spectral.transforms import get_transform
 
 DOUBT = 4.0  # standard deviations of what chance explains, below which a shell counts as incoherent
 ROUNDING = 1e-10  # of the whole: what is smaller is none
-LITTLE = 0.01
+LITTLE = 0.01  # of what linear maps do not explain: what they explain may be left out
 MOST = {1: 512, 2: 64, 3: 16}  # wave numbers of an axis that are looked at, by number of axes
 
 
 @dataclass(frozen=True)
 class Coherence:
-    """Shell by shell, all wave vectors whose largest entry is 0, 1, 2, …: shares of the target's whole energy."""
+    """Shell by shell, all wave vectors whose largest entry is 0, 1, 2, …: shares of the target's whole energy.
+
+    Every channel is in units of its own deviation.
+    """
 
     energy: tuple[float, ...]
     explained: tuple[float, ...]  # by linear maps, wave by wave; what chance explains is taken off
@@ -61,9 +64,8 @@ def coherence(fields: Fields, most: int | None = None, history: int = 0, samples
     samples, or frames, evenly spread. None where they are fewer than twice the input's channels, too few to tell
     coherence from chance, or where the target does not vary.
     """
-    sums = None
+    waves, sums = _Waves(fields.resolution, most or MOST[fields.ndim]), None
     for x, y in _pairs(fields, history, samples):
-        waves = _Waves(x.shape[2:], most or MOST[fields.ndim])
         sums = sums or _Sums(waves, x.shape[1], y.shape[1])
         sums.add(waves.of(x), waves.of(y))
     return sums.finish() if sums else None
@@ -98,6 +100,9 @@ class _Sums:
 
     def add(self, X: Tensor, Y: Tensor) -> None:
         both = torch.cat([X, Y], 1)
+        if not self.count:
+            self.origin = both[:, :, :1].clone()  # far offsets would leave nothing but rounding in the differences
+        both = both - self.origin
         self.count += both.shape[2]
         self.mean += both.sum(2)
         self.moments += both @ both.mH
@@ -106,10 +111,14 @@ class _Sums:
         n, C = self.count, self.given
         mean = self.mean / n
         covariance = self.moments / n - mean[:, :, None] * mean[:, None, :].conj()
-        variance = _trace(covariance[:, C:, C:]).clamp_min(0)
-        whole = float(self.waves.count @ variance)
-        if n <= 2 * C or whole <= ROUNDING * float(self.waves.count @ _trace(self.moments[:, C:, C:])) / n:
+        variances = covariance.diagonal(dim1=1, dim2=2).real.clamp_min(0)
+        units, offsets = (self.waves.count @ of_waves for of_waves in (variances, self.origin[:, :, 0].abs().square()))
+        varying = units > ROUNDING * (units + offsets)
+        if n <= 2 * C or not varying[C:].any():
             return None
+        scale = units.rsqrt().where(varying, 0.0)
+        covariance = scale[:, None] * covariance * scale
+        variance, whole = (variances * scale.square())[:, C:].sum(1), float(varying[C:].sum())
         values, vectors = torch.linalg.eigh(covariance[:, :C, :C])
         independent = values > ROUNDING * values.amax()
         along = (vectors.mH @ covariance[:, :C, C:]).abs().square().sum(2)
@@ -125,10 +134,6 @@ class _Sums:
         certain = beyond > DOUBT * spread.sqrt() + ROUNDING * whole
         share = beyond / (1 - by_chance / variance)
         return Coherence(tuple((variance / whole).tolist()), tuple((share / whole).where(certain, 0.0).tolist()))
-
-
-def _trace(matrices: Tensor) -> Tensor:
-    return matrices.diagonal(dim1=1, dim2=2).real.sum(1)
 
 
 def _pairs(fields: Fields, history: int, samples: int) -> Iterator[tuple[Tensor, Tensor]]:
