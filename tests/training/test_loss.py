@@ -65,9 +65,7 @@ def test_rollouts_on_kept_modes_have_the_error_of_their_fields(film, order, kind
     exact = naive(rollout(model, windows[:, :2], 3), windows[:, 2:])
     torch.testing.assert_close(plan.objective(model).eval()(batch).double(), exact, rtol=1e-4, atol=1e-6)
     fields = FieldObjective(model, grid, steps=3).eval()
-    projected = t1.get_transform(kind).inverse(t1.get_transform(kind).forward(windows, 2, 5), 2, (12, 12))
-    moved = torch.cat([projected[:, :2], windows[:, 2:]], 1)
-    torch.testing.assert_close(fields({"trajectory": moved}).double(), exact, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(fields({"trajectory": windows}).double(), exact, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("normalization", ["none", "standard", "unit"])

@@ -5,7 +5,8 @@ energy `tail` that the normalised target has outside them, and the energy of the
 
     ‖y − ŷ‖² = Σ_c s_c² (‖Y_c − Ŷ_c‖² + tail_c),        s_c the scale of the normalisation of channel c,
 
-is exact: training reports the error of the fields in physical units without seeing them.
+is exact: training reports the error of the fields in physical units without seeing them. What frames of trajectories
+have outside is alike from one to the next, which rollouts make use of (`memory`): `lagged` says how much.
 """
 
 import contextlib
@@ -32,9 +33,12 @@ from transform_once.spectral.bases import wave_numbers
 from transform_once.spectral.modes import LowPass, ModeSet
 from transform_once.spectral.transforms import Modes, Transform, get_transform
 
-FORMAT = "transform-once spectra 1"
+FORMAT = "transform-once spectra 2"
 SUFFIX = ".spectra"
 BLOCK_MEGABYTES = 16  # of fields read at a time; with float64 and the transform some ten times that is in memory
+
+LAGS = 16  # frames back to which the products of what lies outside the kept modes are known
+NOTHING = 1e-12  # of the energy: what is less outside is rounding
 
 Pair = tuple[Normalization, Normalization]
 
@@ -95,7 +99,9 @@ class Spectra(torch.utils.data.Dataset[dict[str, Tensor]]):
       modes, or the number of modes of a `ModeSet`; complex for the dft;
     - of trajectories "trajectory", (n, t, c, *kept), every frame once;
     - "tail", (n, c) or (n, t, c), float64: the energy of the normalised target, or frame, outside the kept modes;
-    - "energy", likewise: the energy of the target, or frame, in physical units.
+    - "energy", likewise: the energy of the target, or frame, in physical units;
+    - of trajectories, in a real basis, "lagged", (n, t, 16, c), float64: the inner products of what a normalised frame
+      has outside the kept modes with what the frames 1, 2, … before it have there; 0 where there are none.
 
     A cache on disk is mapped into memory, so that only what is indexed is read; `load` reads all of it.
     """
@@ -127,6 +133,23 @@ class Spectra(torch.utils.data.Dataset[dict[str, Tensor]]):
         device = torch.device(device)
         tensors = {name: _moved(tensor, device, copy=True) for name, tensor in self.tensors.items()}
         return replace(self, tensors=tensors, cache=None)
+
+    def memory(self) -> Tensor | None:
+        """How much of what a frame has outside the kept modes the frames 1, 2, … later still have there: (lags, c).
+
+        The factors of least squares, between −1 and 1; None of pairs, of the dft, and where nothing lies outside.
+        """
+        if "lagged" not in self.tensors:
+            return None
+        tail, energy, lagged = (self.tensors[name].double().cpu() for name in ("tail", "energy", "lagged"))
+        frames = tail.shape[1]
+        found = torch.zeros(min(lagged.shape[2], frames - 1), tail.shape[2], dtype=torch.float64)
+        rounding = NOTHING * energy.sum((0, 1)) / self.normalization[1].scale.flatten().square()
+        for lag in range(1, len(found) + 1):
+            before = tail[:, : frames - lag].sum((0, 1))
+            factor = lagged[:, lag:, lag - 1].sum((0, 1)) / before
+            found[lag - 1] = factor.clamp(-1, 1).where(before > rounding, 0.0)
+        return found.float() if found.any() else None
 
     def relative_l2(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
         """The relative L2 error ‖y − ŷ‖/‖y‖ of the fields in physical units, per sample or frame, shape (...).
@@ -266,28 +289,49 @@ class _Recipe:
         fronts = {name: shape[: -self.fields.ndim] for name, shape in self.fields.shapes.items()}
         judged = list(fronts.values())[-1]
         modes = {name: ((*front, *kept), dtype) for name, front in fronts.items()}
-        return modes | dict.fromkeys(("tail", "energy"), (judged, np.dtype("<f8")))
+        made = modes | dict.fromkeys(("tail", "energy"), (judged, np.dtype("<f8")))
+        if self.fields.kind == "trajectories" and not self.transform.is_complex:
+            made["lagged"] = ((*judged[:-1], LAGS, judged[-1]), np.dtype("<f8"))
+        return made
 
     def transformed(self, normalization: Pair, start: int, device: torch.device | str | None) -> Blocks:
         """Block by block from the unit `start` on: the number of its first unit, and its arrays (units, c, *kept).
 
         All is computed in float64, where the tail, a small difference of two energies, keeps its digits.
         """
-        fields, ndim, T = self.fields, self.fields.ndim, self.transform
+        fields, first = self.fields, divmod(start, self.fields.frames)
         device = torch.device("cpu" if device is None or torch.device(device).type == "mps" else device)
-        for samples, frames, part in fields.blocks(BLOCK_MEGABYTES, divmod(start, fields.frames)):
+        lags = _Lags() if "lagged" in self.layout else None
+        if lags and first[1]:  # a build goes on within a trajectory
+            known = fields[first[0] : first[0] + 1].select(frames=slice(max(0, first[1] - LAGS), first[1]))
+            _, z, Z = self._of("trajectory", known, normalization[1], device)
+            lags.products(z, self._held(Z), 1, follows=False)
+        for samples, frames, part in fields.blocks(BLOCK_MEGABYTES, first):
             block: dict[str, Array] = {}
             for name, affine in zip(fields.shapes, normalization, strict=False):
-                y = getattr(part, name).reshape(-1, *fields.shapes[name][-ndim - 1 :]).to(device, torch.float64)
-                z = affine.apply(y)
-                Z = T.forward(z, ndim, self.modes)
+                y, z, Z = self._of(name, part, affine, device)
                 block[name] = Z.cpu().numpy().astype(self.layout[name][1])
             # The last array is the one that is judged, the target or the trajectory.
-            held = self.modes.scatter(Z) if isinstance(self.modes, ModeSet) else Z
-            kept = T.energy(held, ndim, fields.resolution).flatten(2).sum(2)
+            held = self._held(Z)
+            kept = self.transform.energy(held, fields.ndim, fields.resolution).flatten(2).sum(2)
             block["tail"] = (z.flatten(2).square().sum(2) - kept).clamp_min(0).cpu().numpy()
             block["energy"] = y.flatten(2).square().sum(2).cpu().numpy()
+            if lags:
+                made = lags.products(z, held, samples.stop - samples.start, follows=frames.start > 0)
+                block["lagged"] = made.flatten(0, 1).cpu().numpy()
             yield samples.start * fields.frames + frames.start, block
+
+    def _of(
+        self, name: str, part: Fields, affine: Normalization, device: torch.device
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """An array of fields as it is, normalised, and its kept modes, (units, c, ...)."""
+        ndim = self.fields.ndim
+        y = getattr(part, name).reshape(-1, *self.fields.shapes[name][-ndim - 1 :]).to(device, torch.float64)
+        z = affine.apply(y)
+        return y, z, self.transform.forward(z, ndim, self.modes)
+
+    def _held(self, Z: Tensor) -> Tensor:
+        return self.modes.scatter(Z) if isinstance(self.modes, ModeSet) else Z
 
     def cached(
         self, folder: Path, normalization: str | Pair | None, device: torch.device | str | None, progress: bool
@@ -316,6 +360,29 @@ class _Recipe:
                     with contextlib.suppress(OSError):  # in use, on a system that does not remove such files
                         other.unlink()
         return cache
+
+
+class _Lags:
+    """Products of what frames have outside the kept modes with those before, of blocks of frames in their order."""
+
+    def __init__(self) -> None:
+        self.before: list[Tensor] = []
+
+    def products(self, z: Tensor, Z: Tensor, samples: int, follows: bool) -> Tensor:
+        """Of normalised frames (units, c, *grid) and their kept modes: (samples, frames, LAGS, c).
+
+        Parseval: what is inside has as products those of the kept modes. `follows` says that the frames before these
+        were those of the last call.
+        """
+        own = [v.flatten(2).unflatten(0, (samples, -1)).transpose(1, 2) for v in (z, Z)]  # (samples, c, frames, points)
+        all_of = [torch.cat(pair, 2) for pair in zip(self.before, own, strict=True)] if follows else own
+        whole, kept = (v @ w.mT for v, w in zip(own, all_of, strict=True))
+        frames, known = whole.shape[2:]
+        place = torch.arange(known - frames, known)[:, None] - torch.arange(1, LAGS + 1)
+        place = place.to(z.device)
+        found = (whole - kept).gather(3, place.clamp_min(0).expand(*whole.shape[:2], -1, -1))
+        self.before = [v[:, :, -LAGS:] for v in all_of]
+        return found.masked_fill(place < 0, 0.0).permute(0, 2, 3, 1)
 
 
 def _text(normalization: Pair) -> str:

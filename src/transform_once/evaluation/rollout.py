@@ -7,7 +7,12 @@ With h the model and Δt = 1, from the frames x_{t−H}, …, x_t (`Dynamics`):
     order 2:  x_{t+1} = 2x_t − x_{t−1} + h(…)
 
 A model that transforms once is rolled out wholly on its kept modes: the first frames are projected onto them, once, and
-only the frames asked for are transformed back. Other models go through fields.
+only the frames asked for are transformed back. What the last known frame x_0 has outside them is remembered:
+
+    x_s = kept modes of the rollout + a_s (x_0 − its kept modes),        a_s = `model.memory[s − 1]`,
+
+where training fits the factors to its trajectories by least squares, so that they are near 1 for frames that follow
+closely on each other and near 0 where small scales are soon forgotten. Other models go through fields.
 """
 
 import math
@@ -42,10 +47,22 @@ def _through_kspace(model: SpectralOperator, first_frames: Tensor, steps: int, c
     grid, T = tuple(first_frames.shape[3:]), model.transform
     resampled = math.sqrt(math.prod(grid) / math.prod(model.resolution))
     shift, scale = _state_units(model, first_frames)
-    Z = T.forward(((first_frames - shift) / scale).flatten(0, 1), model.ndim, model.modes) / resampled
-    Z = kspace_rollout(model, Z.unflatten(0, first_frames.shape[:2]), steps)[:, chosen].to(Z.dtype)
-    z = T.inverse(Z.flatten(0, 1) * resampled, model.ndim, grid, model.modes)
-    return z.unflatten(0, Z.shape[:2]) * scale + shift
+    known = (first_frames - shift) / scale
+    first = T.forward(known.flatten(0, 1), model.ndim, model.modes).unflatten(0, known.shape[:2]) / resampled
+    Z = kspace_rollout(model, first, steps)[:, chosen].to(first.dtype)
+    z = T.inverse(Z.flatten(0, 1) * resampled, model.ndim, grid, model.modes).unflatten(0, Z.shape[:2])
+    if model.memory is not None:
+        outside = known[:, -1] - T.inverse(first[:, -1] * resampled, model.ndim, grid, model.modes)
+        factors = remembered(model.memory, steps)[chosen].to(z.dtype)
+        z = z + factors.reshape(*factors.shape, *(1,) * model.ndim) * outside[:, None]
+    return z * scale + shift
+
+
+def remembered(memory: Tensor, steps: int) -> Tensor:
+    """The factors of the first steps, (steps, c), of a memory (lags, c); beyond its end the last to the s / lags."""
+    lags = len(memory)
+    later = torch.arange(lags + 1, max(lags, steps) + 1, device=memory.device, dtype=memory.dtype) / lags
+    return torch.cat([memory[:steps], memory[-1:].clamp_min(0) ** later[:, None]])
 
 
 def kspace_rollout(model: SpectralOperator, first: Tensor, steps: int) -> Tensor:

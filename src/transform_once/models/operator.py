@@ -150,7 +150,12 @@ class SpectralOperator(Operator):
     (batch, channels, M): all that training runs. It is written for the grid `resolution`; at another resolution of N′
     points for N, the spectrum is divided by √(N′/N) going in and multiplied coming out, which is exact for fields on
     cells with the dct and on nodes with fourier. `out_resolution` is the output's grid where it is not the input's.
+
+    `memory` (lags, out_channels), set by training on trajectories, says how much of what the last known frame has
+    outside the kept modes the frames of a rollout still have there; None: nothing.
     """
+
+    memory: Tensor | None
 
     def __init__(
         self,
@@ -169,6 +174,7 @@ class SpectralOperator(Operator):
         self.block = self.transform.block(modes, self.resolution)
         self.transform.block(modes, self.out_resolution)  # complains where the output's grid cannot hold the modes
         self.kept_shape = (len(modes),) if isinstance(modes, ModeSet) else self.block
+        self.register_buffer("memory", None)
 
     @abstractmethod
     def kspace(self, X: Tensor) -> Tensor:
@@ -256,7 +262,7 @@ def load(path: str | Path, **modules: nn.Module) -> Operator:
             f"{', '.join(sorted(differ))}: use that version, or train again"
         )
     model = make(**config, **modules)
-    for name in ("input_shift", "input_scale", "output_shift", "output_scale"):
+    for name in ("input_shift", "input_scale", "output_shift", "output_scale", "memory"):
         if name in tensors:
             setattr(model, name, torch.empty_like(tensors[name]))
     _match_dtypes(model, tensors)

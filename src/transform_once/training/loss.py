@@ -4,7 +4,8 @@ On kept modes it is exact (Parseval): with s_c the scale of the normalisation of
 
     ‖y − ŷ‖² = Σ_c s_c² (‖Y_c − Ŷ_c‖² + tail_c).
 
-For rollouts numerator and denominator are summed over all steps of the rollout.
+For rollouts numerator and denominator are summed over all steps of the rollout, and the tail is that of what a model
+with a memory leaves outside its kept modes (`evaluation.rollout`).
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.spectra import Spectra
 from transform_once.data.symmetries import Symmetry, draw
-from transform_once.evaluation.rollout import kspace_rollout, rollout
+from transform_once.evaluation.rollout import kspace_rollout, remembered, rollout
 from transform_once.models.operator import Operator, SpectralOperator
 
 Batch = dict[str, Tensor]
@@ -78,6 +79,7 @@ class KSpaceObjective(Objective):
         points = math.sqrt(math.prod(spectra.resolution))
         self.constants = [(one.shift.flatten() / one.scale.flatten()) * points for one in spectra.normalization]
         self.moved_shift = [bool(constant.any()) for constant in self.constants]
+        self.factors = None if model.memory is None else remembered(model.memory, steps)
         self._cached: dict[torch.device, list[Tensor]] = {}
 
     def forward(self, batch: Batch, generator: torch.Generator | None = None) -> Tensor:
@@ -104,7 +106,21 @@ class KSpaceObjective(Objective):
             known = self._resized(Z[:, :first], self.model.resolution, 1)
             prediction = kspace_rollout(self.model, known, self.steps).to(Z.dtype)
         prediction = self._resized(prediction, self.model.resolution, -1)
-        return self._relative(prediction, Z[:, first:], batch["tail"][:, first:], batch["energy"][:, first:])
+        return self._relative(prediction, Z[:, first:], self._left(batch, first), batch["energy"][:, first:])
+
+    def _left(self, batch: Batch, first: int) -> Tensor:
+        """‖t_s − a_s t_0‖², (n, steps, c), of what frames have outside: t_0 the last known one, a_s the memory.
+
+        Beyond the lags that products are known of, ⟨t_s, t_0⟩ is taken as a_s ‖t_0‖², as least squares has it.
+        """
+        tail = batch["tail"]
+        if self.factors is None:
+            return tail[:, first:]
+        a, start = self._on(tail.device)[3], tail[:, first - 1 : first]
+        known = min(self.steps, batch["lagged"].shape[2])
+        product = batch["lagged"][:, first : first + known, :known].diagonal(dim1=1, dim2=2).mT
+        product = torch.cat([product, a[known:] * start.expand(-1, self.steps - known, -1)], 1)
+        return (tail[:, first:] - 2 * a * product + a.square() * start).clamp_min(0)
 
     def _relative(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
         """(n, steps, c, *kept) to (n,)."""
@@ -132,7 +148,7 @@ class KSpaceObjective(Objective):
     def _on(self, device: torch.device) -> list[Tensor]:
         """Constants on a device, put there once, so that a captured step finds them."""
         if device not in self._cached:
-            wanted = [*self.constants, self.scales[1].square()]
+            wanted = [*self.constants, self.scales[1].square(), *([] if self.factors is None else [self.factors])]
             real = torch.float32 if device.type == "mps" else torch.float64
             self._cached[device] = [values.to(device, real) for values in wanted]
         return self._cached[device]

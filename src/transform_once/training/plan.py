@@ -22,6 +22,7 @@ from transform_once.training.loss import FieldObjective, KSpaceObjective, Object
 from transform_once.training.settings import Training
 
 WINDOWS = 64  # of frames, from which the size of changes is taken
+FILMS = 16  # trajectories from which a memory is taken where none is transformed for training
 
 
 @dataclass(frozen=True)
@@ -37,9 +38,10 @@ class Plan:
     dynamics: Dynamics | None
     settings: Training
     changes: torch.Tensor | float = 1.0  # size of what a model adds to a frame, per channel, in units of the frames
+    memory: torch.Tensor | None = None  # of what frames have outside the kept modes
 
     def prepare(self, model: Operator) -> None:
-        """Give the model its units and its way of stepping in time."""
+        """Give the model its units, its way of stepping in time and its memory."""
         model.dynamics = self.dynamics
         first, last = (tuple(v.flatten().float() for v in (one.shift, one.scale)) for one in self.normalization)
         if self.dynamics is not None:
@@ -47,6 +49,8 @@ class Plan:
             if self.dynamics.order > 0:  # a difference of frames has no shift, and a size of its own
                 last = (torch.zeros_like(last[0]), last[1] * self.changes)
         model.set_normalization(*first, *last)
+        if isinstance(model, SpectralOperator):
+            model.memory = None if self.memory is None else self.memory.to(next(model.parameters()))
 
     def objective(self, model: Operator) -> Objective:
         """The model with its error."""
@@ -105,7 +109,8 @@ def make_plan(
         raise ValueError("the training data are fields and the validation data spectra: give fields for both")
     space = "k-space" if isinstance(made, Spectra) else "fields"
     why = reason or "the model transforms once, so its data are transformed once"
-    plan = Plan(space, why, made, validation, pair, symmetries, dynamics, settings)
+    memory = made.memory() if isinstance(made, Spectra) else _memory(model, made, pair)
+    plan = Plan(space, why, made, validation, pair, symmetries, dynamics, settings, memory=memory)
     return plan if dynamics is None else dataclasses.replace(plan, changes=_changes(model, plan))
 
 
@@ -176,6 +181,17 @@ def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spe
             if error.errno not in (errno.EACCES, errno.EROFS, errno.EPERM):
                 raise
             return recipe(cache=False)  # there is no room for a cache beside the data: the spectra stay in memory
+
+
+def _memory(model: Operator, fields: Fields, pair: Pair) -> torch.Tensor | None:
+    """The memory of a model that is trained on fields and rolled out on its kept modes."""
+    if fields.kind == "pairs" or not isinstance(model, SpectralOperator) or _why_fields(model, fields, ()):
+        return None
+    some = torch.linspace(0, len(fields) - 1, min(FILMS, len(fields))).long().tolist()
+    recipe = partial(spectra, fields[some], model.transform.name, model.modes, normalization=pair)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="these fields lie on")
+        return recipe(cache=False, progress=False).memory()
 
 
 def _fitted(model: Operator, fields: Fields, kind: str) -> Pair:
