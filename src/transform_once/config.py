@@ -71,6 +71,7 @@ class Model:
         depth: Number of layers.
         waves: Wave numbers on both sides that a layer of a T1Grid acts on, a number or one per axis.
         transform: dct, fourier or dft.
+        out_transform: dst, for outputs of a T1Grid with the dct that are zero at the walls.
         init: vp, xavier or kaiming.
         activation: gelu or sine, of the layers of T1 and T1Plus.
         head_activation: gelu or sine, of the head of a T1; sine as in the released research code.
@@ -86,6 +87,7 @@ class Model:
     depth: int | None = None
     waves: int | list[int] | None = None
     transform: Literal["dct", "fourier", "dft"] | None = None
+    out_transform: Literal["dst"] | None = None
     init: Literal["vp", "xavier", "kaiming", "dfpnet"] | None = None
     activation: Literal["gelu", "sine"] | None = None
     head_activation: Literal["gelu", "sine"] | None = None

@@ -16,7 +16,7 @@ from transform_once.spectral import bases, transforms
 
 SIZES = [(1,), (2,), (3,), (7,), (64,), (97,), (600,), (1061,), (1062,)]
 SIZES += [(1, 1), (1, 9), (5, 8), (31, 37), (64, 64), (1062, 600), (3, 4, 5), (1, 7, 2), (13, 16, 11)]
-NAMES = ["dct", "fourier", "dft"]
+NAMES = ["dct", "dst", "fourier", "dft"]
 grids = st.lists(st.integers(1, 12), min_size=1, max_size=3).map(tuple)
 
 
@@ -42,6 +42,8 @@ def reference(name, x, ndim):
     axes = tuple(range(-ndim, 0))
     if name == "dct":
         return scipy.fft.dctn(x, axes=axes, norm="ortho")
+    if name == "dst":
+        return scipy.fft.dstn(x, axes=axes, norm="ortho")
     return fourier_reference(x, ndim) if name == "fourier" else scipy.fft.rfftn(x, axes=axes, norm="ortho")
 
 
@@ -90,7 +92,7 @@ def test_parseval(size, name, seed):
 
 
 @settings(max_examples=40)
-@given(size=grids, name=st.sampled_from(["dct", "fourier"]), data=st.data())
+@given(size=grids, name=st.sampled_from(["dct", "dst", "fourier"]), data=st.data())
 def test_truncation_equals_full_then_slice(size, name, data):
     modes = tuple(data.draw(st.integers(1, n)) for n in size)
     T, x = t1.get_transform(name), field((2, *size))
@@ -133,17 +135,22 @@ def test_known_coefficients():
     half_wave = t1.dct(torch.cos(3 * math.pi * cells), 1)
     assert half_wave[3].item() == pytest.approx(math.sqrt(n / 2), abs=1e-5)
     assert half_wave.abs().sum().item() == pytest.approx(math.sqrt(n / 2), abs=1e-4)
+    half_wave = t1.get_transform("dst").forward(torch.sin(3 * math.pi * cells), 1)
+    assert half_wave[2].item() == pytest.approx(math.sqrt(n / 2), abs=1e-5)
+    assert half_wave.abs().sum().item() == pytest.approx(math.sqrt(n / 2), abs=1e-4)
     sine = t1.get_transform("fourier").forward(torch.sin(2 * math.pi * 2 * nodes), 1)
     assert sine[4].item() == pytest.approx(math.sqrt(n / 2), abs=1e-5)  # 1, cos 1, sin 1, cos 2, sin 2
 
 
-@pytest.mark.parametrize(("name", "offset"), [("dct", 0.5), ("fourier", 0.0)])
+@pytest.mark.parametrize(("name", "offset"), [("dct", 0.5), ("dst", 0.5), ("fourier", 0.0)])
 def test_inverse_at_another_resolution_is_the_same_field(name, offset):
     """Scaled by √(N′/N), the kept modes of a band-limited field are the field itself on any grid of the right kind."""
 
     def sample(rows, columns):
         x = (torch.arange(rows, dtype=torch.float64) + offset) / rows
         y = (torch.arange(columns, dtype=torch.float64) + offset) / columns
+        if name == "dst":
+            return torch.outer(torch.sin(3 * math.pi * x), torch.sin(math.pi * y) - torch.sin(7 * math.pi * y))
         waves = torch.cos(2 * math.pi * x), 1 + (torch.cos(4 * math.pi * y) if offset else torch.sin(4 * math.pi * y))
         return torch.outer(*waves)
 
@@ -200,7 +207,7 @@ def test_vmap(name):
     assert torch.allclose(torch.func.vmap(lambda x: T.forward(x, 2, 3))(x), T.forward(x, 2, 3))
 
 
-@pytest.mark.parametrize("name", ["dct", "fourier"])
+@pytest.mark.parametrize("name", ["dct", "dst", "fourier"])
 def test_autocast_leaves_the_transform_in_full_precision(name):
     T, x = t1.get_transform(name), field((2, 32, 32), torch.float32)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -296,7 +303,7 @@ def test_the_meta_device_and_an_empty_batch_pass_through(name):
             ValueError,
             "rfft has",
         ),
-        (lambda x: t1.get_transform("wavelet"), ValueError, "dct, fourier, dft; got 'wavelet'"),
+        (lambda x: t1.get_transform("wavelet"), ValueError, "dct, dst, fourier, dft; got 'wavelet'"),
     ],
 )
 def test_bad_input_gets_one_clear_sentence(call, error, sentence):

@@ -1,6 +1,6 @@
 """Normalisation: an affine map per channel, fitted once on the training split and kept with the model."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -41,6 +41,10 @@ class Normalization:
                 statistics.add(*block.counted(array), ndim)
         shift, scale = statistics.map(kind)
         return cls(kind, shift.reshape(-1, *[1] * ndim), scale.reshape(-1, *[1] * ndim))
+
+    def without_shift(self) -> "Normalization":
+        """The scale alone, the root mean square for "standard": for fields whose zero is a value of its own."""
+        return replace(self, shift=torch.zeros_like(self.shift), scale=(self.scale**2 + self.shift**2).sqrt())
 
     def apply(self, x: Tensor) -> Tensor:
         """From physical units to normalised ones; x is (…, c, *grid)."""

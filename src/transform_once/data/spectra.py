@@ -48,6 +48,7 @@ def spectra(
     transform: str = "dct",
     modes: Modes = 24,
     *,
+    out_transform: str | None = None,
     normalization: str | Pair | None = None,
     cache: bool | str | Path = True,
     device: torch.device | str | None = None,
@@ -55,6 +56,7 @@ def spectra(
 ) -> "Spectra":
     """The kept modes of the fields, each field transformed once, in float64 whatever precision they are stored in.
 
+    out_transform  the basis of the targets where it is another: "dst", for fields that are zero at the walls.
     normalization  None, "standard" or "unit" (fitted to these fields), or the fitted pair of another `Spectra`: test
                    data take `train.normalization`.
     cache          True: fields from files are cached on disk, in the folder `<source>.spectra` beside their file or
@@ -67,7 +69,8 @@ def spectra(
 
     With a cache memory stays bounded: fields are read, transformed and written in blocks.
     """
-    recipe = _Recipe(fields, get_transform(transform), modes.modes if isinstance(modes, LowPass) else modes)
+    modes = modes.modes if isinstance(modes, LowPass) else modes
+    recipe = _Recipe(fields, get_transform(transform), modes, get_transform(out_transform or transform))
     recipe.check(normalization)
     folder = _folder(fields, cache)
     if folder is None:
@@ -80,7 +83,7 @@ def spectra(
         made = recipe.cached(folder, normalization, device, progress)
         pair, arrays = _pair(made.note), made.mapped()
     tensors = {name: torch.from_numpy(array) for name, array in arrays.items()}
-    return Spectra(tensors, transform, recipe.modes, fields.resolution, pair, fields.metadata, made)
+    return Spectra(tensors, transform, recipe.modes, fields.resolution, pair, fields.metadata, made, out_transform)
 
 
 @dataclass(eq=False)
@@ -113,6 +116,7 @@ class Spectra(torch.utils.data.Dataset[dict[str, Tensor]]):
     normalization: Pair  # of input and target; of a trajectory twice the same
     metadata: Metadata
     cache: Cache | None = None
+    out_transform: str | None = None  # of the targets, where it is not the same
 
     def __post_init__(self) -> None:
         self._constants: dict[torch.device, _Constants] = {}
@@ -233,6 +237,7 @@ class _Recipe:
     fields: Fields
     transform: Transform
     modes: Modes
+    out_transform: Transform  # of the targets
 
     def check(self, normalization: str | Pair | None) -> None:
         """Refuse what cannot be done, warn of what should not be."""
@@ -245,6 +250,8 @@ class _Recipe:
             )
         if isinstance(self.modes, ModeSet) and self.modes.indices.ndim != 2:
             raise ValueError('expected one set of modes for all fields, as TopM(count, per="all") fits it; got several')
+        if self.out_transform is not self.transform and (fields.kind != "pairs" or isinstance(self.modes, ModeSet)):
+            raise ValueError("only targets of pairs have a basis of their own, and modes as ints: leave it out")
         self._check_normalization(normalization)
         suits_fourier = metadata.grid == "node" and all(metadata.periodic)
         if suits_fourier == (name == "dct"):
@@ -272,7 +279,7 @@ class _Recipe:
         if normalization is not None and not isinstance(normalization, str):
             return normalization
         maps = [Normalization.fit(self.fields, name, normalization or "none") for name in self.fields.shapes]
-        return (maps[0], maps[-1])
+        return maps[0], (maps[-1].without_shift() if self.out_transform.name == "dst" else maps[-1])
 
     @property
     def units(self) -> int:
@@ -313,7 +320,7 @@ class _Recipe:
                 block[name] = Z.cpu().numpy().astype(self.layout[name][1])
             # The last array is the one that is judged, the target or the trajectory.
             held = self._held(Z)
-            kept = self.transform.energy(held, fields.ndim, fields.resolution).flatten(2).sum(2)
+            kept = self.out_transform.energy(held, fields.ndim, fields.resolution).flatten(2).sum(2)
             block["tail"] = (z.flatten(2).square().sum(2) - kept).clamp_min(0).cpu().numpy()
             block["energy"] = y.flatten(2).square().sum(2).cpu().numpy()
             if lags:
@@ -328,7 +335,8 @@ class _Recipe:
         ndim = self.fields.ndim
         y = getattr(part, name).reshape(-1, *self.fields.shapes[name][-ndim - 1 :]).to(device, torch.float64)
         z = affine.apply(y)
-        return y, z, self.transform.forward(z, ndim, self.modes)
+        T = self.out_transform if name == "target" else self.transform
+        return y, z, T.forward(z, ndim, self.modes)
 
     def _held(self, Z: Tensor) -> Tensor:
         return self.modes.scatter(Z) if isinstance(self.modes, ModeSet) else Z
@@ -341,7 +349,8 @@ class _Recipe:
         modes = self.modes.indices.tolist() if isinstance(self.modes, ModeSet) else []
         given = (normalization or "none") if isinstance(normalization, str | None) else _text(normalization)
         layout = {name: (shape, str(dtype)) for name, (shape, dtype) in self.layout.items()}
-        key = hashlib.sha256(json.dumps([FORMAT, fingerprint, self.transform.name, modes, given, layout]).encode())
+        names = [self.transform.name, self.out_transform.name]
+        key = hashlib.sha256(json.dumps([FORMAT, fingerprint, names, modes, given, layout]).encode())
         # In the folder of a single file names begin with the state of that file, all others are stale.
         source = folder.with_name(folder.name.removesuffix(SUFFIX))
         state = hashlib.sha256(stamp(source).encode()).hexdigest()[:8] if source.is_file() else ""

@@ -158,7 +158,7 @@ class Motion:
         return self._finish(x, inputs)
 
     def modes(self, X: Tensor, transform: str, *, inputs: bool = False, constants: Tensor | None = None) -> Tensor:
-        """The moved coefficients of the "fourier" basis (constant, cos 1, sin 1, … an odd number), or of the "dct".
+        """The moved coefficients of the "fourier" basis (constant, cos 1, sin 1, … an odd number), the "dct" or "dst".
 
         `why_not_on_modes` says where this is what `fields` does. `constants` (channels,) are added to the constant
         modes before the motion and taken away after it: where fields had a shift taken off, a symmetry that flips their
@@ -182,7 +182,7 @@ class Motion:
         factors = table.input_factors if inputs else table.factors
         self._check_shapes(X, factors)
         tables = (table.signs, table.offset, table.direction, factors, table.permuted[0] if table.permuted else None)
-        return move_modes(X, self.choice, self.shift, *tables, constants, cosines=transform == "dct")
+        return move_modes(X, self.choice, self.shift, *tables, constants, cosines=transform != "fourier")
 
     def _turned(self, X: Tensor) -> Tensor:
         """Pairs of cosine and sine, turned along every axis."""
@@ -202,7 +202,7 @@ class Motion:
         return X
 
     def _mirrored(self, X: Tensor) -> Tensor:
-        """Cosines of cells, of which a mirror changes the sign of every second one."""
+        """Cosines or sines of cells, of which a mirror changes the sign of every second one."""
         ndim = self.table.ndim
         for axis in range(ndim):
             dim = X.ndim - ndim + axis
@@ -247,12 +247,12 @@ def why_not_on_modes(
     table.check(tuple(periodic))
     if any(tuple(block[axis] for axis in axes) != tuple(block) for axes in table.permutations):
         return "swap axes of which different numbers of modes are kept"
-    if transform == "dct":
+    if transform in ("dct", "dst"):
         fixed = [around and grid == "node" for around in periodic]  # there a mirror leaves the first point where it is
         places = list(itertools.product(table.maps, range(table.ndim)))
         shifts = any(m.offset[i] % 1 != 0 or any(m.direction[i]) for m, i in places)
         mirrors = not shifts and all(m.signs[i] == 1 or not fixed[i] for m, i in places)
-        return None if mirrors else "do more than mirror fields, which is all that cosines can bear"
+        return None if mirrors else f"do more than mirror fields, which is all that the {transform} can bear"
     if transform != "fourier":
         return f"act on fields, not on kept modes of the {transform} basis"
     if any(kept % 2 == 0 for kept in block):

@@ -278,7 +278,7 @@ def _warn_of_grid(model: Operator, fields: Fields) -> None:
 def _basis(model: Operator, fields: Fields) -> tuple[str, Modes]:
     """The transform and the modes by which errors are split: the rule that `evaluate` states."""
     if isinstance(model, SpectralOperator):
-        return model.transform.name, model.modes
+        return model.out_transform.name, model.modes
     metadata = fields.metadata
     transform = "fourier" if metadata.grid == "node" and all(metadata.periodic) else "dct"
     waves = model.config.get("modes", [max(1, n // 4) for n in model.resolution])

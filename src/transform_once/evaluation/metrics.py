@@ -137,7 +137,7 @@ class KSpaceError:
     with y = 0 are left out.
 
     Args:
-        transform: "dct", "fourier" or "dft".
+        transform: "dct", "dst", "fourier" or "dft".
         modes: The kept modes, as everywhere: an int or one per axis, or a `ModeSet`.
         size: The grid of the fields.
     """

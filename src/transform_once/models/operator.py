@@ -149,7 +149,8 @@ class SpectralOperator(Operator):
     `kspace` maps kept modes (batch, in_channels, *block) to kept modes (batch, out_channels, *block), for a `ModeSet`
     (batch, channels, M): all that training runs. It is written for the grid `resolution`; at another resolution of N′
     points for N, the spectrum is divided by √(N′/N) going in and multiplied coming out, which is exact for fields on
-    cells with the dct and on nodes with fourier. `out_resolution` is the output's grid where it is not the input's.
+    cells with the dct and on nodes with fourier. `out_resolution` is the output's grid where it is not the input's,
+    `out_transform` its basis: "dst", beside the dct, for outputs that are zero at the walls, and then are so exactly.
 
     `memory` (lags, out_channels), set by training on trajectories, says how much of what the last known frame has
     outside the kept modes the frames of a rollout still have there; None: nothing.
@@ -165,9 +166,17 @@ class SpectralOperator(Operator):
         modes: Modes,
         transform: str = "dct",
         out_resolution: Sequence[int] | None = None,
+        out_transform: str | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, resolution)
         self.modes, self.transform = modes, get_transform(transform)
+        self.out_transform = get_transform(out_transform or transform)
+        if self.out_transform is not self.transform and (transform, out_transform) != ("dct", "dst"):
+            raise ValueError(
+                f"the basis of the output is the input's, or dst for dct; got {out_transform}, {transform}"
+            )
+        if transform == "dst" or (self.out_transform is not self.transform and isinstance(modes, ModeSet)):
+            raise ValueError("the dst is for outputs: use transform='dct' with out_transform='dst', and modes as ints")
         self.out_resolution = tuple(out_resolution or resolution)
         if len(self.out_resolution) != self.ndim:
             raise ValueError(f"out_resolution must have {self.ndim} axes, as resolution has; got {self.out_resolution}")
@@ -198,7 +207,7 @@ class SpectralOperator(Operator):
         out = self._output_grid(grid, size)
         if out != self.out_resolution:
             Y = Y * math.sqrt(math.prod(out) / math.prod(self.out_resolution))
-        return self.transform.inverse(Y, self.ndim, out, self.modes)
+        return self.out_transform.inverse(Y, self.ndim, out, self.modes)
 
     def _output_grid(self, grid: tuple[int, ...], size: int | Sequence[int] | None) -> tuple[int, ...]:
         if size is not None:

@@ -166,6 +166,7 @@ class T1Grid(SpectralOperator):
         transform: "dct" (fields on cells) or "fourier" (periodic fields on nodes).
         init: Of the body: "kaiming", "xavier", or "vp" on all layers, since each truncates.
         out_resolution: Grid of the output where it is not the input's.
+        out_transform: "dst" with the dct: the output is zero at the walls, exactly, and needs fewer modes there.
         body: Any module from (batch, in_channels, *points) to (batch, out_channels, *points), instead of ours.
     """
 
@@ -182,9 +183,10 @@ class T1Grid(SpectralOperator):
         transform: str = "dct",
         init: Literal["vp", "xavier", "kaiming"] = "kaiming",
         out_resolution: Sequence[int] | None = None,
+        out_transform: str | None = None,
         body: nn.Module | None = None,
     ) -> None:
-        super().__init__(in_channels, out_channels, resolution, modes, transform, out_resolution)
+        super().__init__(in_channels, out_channels, resolution, modes, transform, out_resolution, out_transform)
         check_choice(init, INITS, "init")
         if self.transform.is_complex or isinstance(modes, ModeSet):
             raise ValueError(
@@ -216,5 +218,5 @@ class T1Grid(SpectralOperator):
         expected = (X.shape[0], self.out_channels, *self.points)
         if tuple(y.shape) != expected:
             raise ValueError(f"the body must return fields of shape {expected}; it returned {tuple(y.shape)}")
-        Y = self.transform.forward(y.to(X.dtype), self.ndim, self.block)
+        Y = self.out_transform.forward(y.to(X.dtype), self.ndim, self.block)
         return Y * math.sqrt(math.prod(self.out_resolution) / points)

@@ -12,7 +12,7 @@ from transform_once.reports.examples import EVALUATE
 from transform_once.reports.runs import Run, figures, short
 
 MB = 1e6
-BASES = {"dct": "DCT", "fourier": "real Fourier basis", "dft": "DFT"}
+BASES = {"dct": "DCT", "dst": "DST", "fourier": "real Fourier basis", "dft": "DFT"}
 ERRORS = {
     "relative_l2": "relative L2",
     "relative_l2_std": "± over samples",

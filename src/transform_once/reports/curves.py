@@ -125,13 +125,15 @@ def learning_curves(groups: Sequence[Sequence[Run]], against: str) -> str:
 def wave_lengths(shape: Sequence[int], transform: str) -> Array:
     """The length of the wave vector of every mode of a spectrum of that shape.
 
-    Mode i of an axis has i half-waves for the dct, (i+1)//2 waves for fourier, and for the dft the wave numbers of an
-    FFT, of an rfft along the last axis.
+    Mode i of an axis has i half-waves for the dct, i + 1 for the dst, (i+1)//2 waves for fourier, and for the dft the
+    wave numbers of an FFT, of an rfft along the last axis.
     """
     last = len(shape) - 1
     numbers = [
         np.arange(n)
         if transform == "dct" or (transform == "dft" and axis == last)
+        else np.arange(n) + 1
+        if transform == "dst"
         else (np.arange(n) + 1) // 2
         if transform == "fourier"
         else np.fft.fftfreq(n, 1 / n)
@@ -158,7 +160,7 @@ def shell_plot(target: Array, error: Array, kept: Array | None, transform: str, 
     lines = {"target": (number, shells(target, transform)), "error": (number, shells(error, transform))}
     if kept is not None and not kept.all():
         lines["irreducible floor"] = (number, shells(np.where(kept, 0, target), transform))
-    waves = "half-waves" if transform == "dct" else "waves"
+    waves = "half-waves" if transform in ("dct", "dst") else "waves"
     alt = f"coefficients of target and error of {channel} by wave number, and the irreducible floor"
     styles = [("#555555", "-"), ("#c8442b", "-"), ("#1f5fa8", "--")]
     return line_plot(lines, (f"wave number ({waves} across the grid)", "RMS coefficient"), alt, styles=styles)

@@ -260,9 +260,11 @@ class Pictures:
     def _legend(self, kept: Array | None, transform: str) -> str:
         words = "Root mean square coefficients over the test samples"
         words += ", at the last step of the rollout." if self.is_sequence else "."
-        basis = {"dct": "half-waves of the DCT", "fourier": "modes of the real Fourier basis"}.get(
-            transform, "wave numbers of the DFT, the first axis with zero in its middle"
-        )
+        basis = {
+            "dct": "half-waves of the DCT",
+            "dst": "half-waves of the DST",
+            "fourier": "modes of the real Fourier basis",
+        }.get(transform, "wave numbers of the DFT, the first axis with zero in its middle")
         if self.ndim > 1:
             words += f" In the maps the last axis runs to the right and the one before it down, in {basis}"
             words += ", for wave number zero of the first of three axes." if self.ndim == 3 else "."

@@ -48,6 +48,14 @@ def _cosines(n: int, m: int) -> np.ndarray:
     return rows
 
 
+def _sines(n: int, m: int) -> np.ndarray:
+    k, i = np.arange(1, m + 1)[:, None], np.arange(n)[None]
+    rows = np.sqrt(2 / n) * np.sin(np.pi * (k * (2 * i + 1) % (4 * n)) / (2 * n))
+    if m == n:
+        rows[-1] = math.sqrt(1 / n) * np.where(np.arange(n) % 2 == 0, 1, -1)
+    return rows
+
+
 def _cosines_and_sines(n: int, m: int) -> np.ndarray:
     k, i = (np.arange(m)[:, None] + 1) // 2, np.arange(n)[None]
     angle = 2 * np.pi * (k * i % n) / n
@@ -162,6 +170,7 @@ def _column_weights(n: int, m: int) -> np.ndarray:
 
 _BUILD: dict[str, Callable[[Any, Any], np.ndarray]] = {
     "dct": _cosines,
+    "dst": _sines,
     "fourier": _cosines_and_sines,
     "dft": _waves,
     "dft last": _interleaved_waves,

@@ -8,6 +8,7 @@ are rounded to bfloat16 shift measured errors. An axis too long for a matrix goe
 | name      | sees samples at     | `modes=m` keeps along an axis                                                  |
 |-----------|---------------------|--------------------------------------------------------------------------------|
 | "dct"     | cells, x = (i+½)/N  | the m lowest half-waves cos(πkx), k < m                                        |
+| "dst"     | cells, x = (i+½)/N  | the m lowest half-waves sin(πkx), 1 ≤ k ≤ m: zero at both ends                 |
 | "fourier" | nodes, x = i/N      | the m lowest of 1, cos 2πx, sin 2πx, …, rounded down to odd: no pair is split  |
 | "dft"     | nodes, x = i/N      | wave numbers −m ≤ k < m (last axis: 0 ≤ k < m), complex, in the layout of rfft |
 
@@ -80,7 +81,11 @@ def idct(X: Tensor, ndim: int, size: int | Sequence[int] | None = None, modes: M
 
 
 def get_transform(name: str) -> "Transform":
-    """The transform of that name: "dct" (real, on cells), "fourier" (real, on periodic nodes) or "dft" (complex)."""
+    """The transform of that name.
+
+    "dct" and "dst" (real, on cells; sines for fields that are zero at the walls), "fourier" (real, on periodic nodes)
+    or "dft" (complex).
+    """
     if name not in _TRANSFORMS:
         raise ValueError(f"expected one of the transforms {', '.join(_TRANSFORMS)}; got {name!r}")
     return _TRANSFORMS[name]
@@ -247,6 +252,21 @@ class _Cosine(_RealTransform):
         return v.index_select(-1, torch.where(i % 2 == 0, i // 2, n - 1 - i // 2)).to(dtype)
 
 
+class _Sine(_Cosine):
+    """DST-II: with every second sample turned round, its modes are those of the DCT from the highest down."""
+
+    name = "dst"
+
+    def numbers(self, size: Sequence[int]) -> Tensor:
+        return super().numbers(size) + 1
+
+    def _fft(self, x: Tensor, m: int) -> Tensor:
+        return super()._fft(_alternated(x), x.shape[-1]).flip(-1)[..., :m]
+
+    def _ifft(self, X: Tensor, n: int) -> Tensor:
+        return _alternated(super()._ifft(torch.nn.functional.pad(X, (0, n - X.shape[-1])).flip(-1), n))
+
+
 class _Fourier(_RealTransform):
     name = "fourier"
 
@@ -346,7 +366,7 @@ class _ComplexFourier(Transform):
         return torch.view_as_real(X).flatten(-2) @ rows
 
 
-_TRANSFORMS: dict[str, Transform] = {t.name: t for t in (_Cosine(), _Fourier(), _ComplexFourier())}
+_TRANSFORMS: dict[str, Transform] = {t.name: t for t in (_Cosine(), _Sine(), _Fourier(), _ComplexFourier())}
 
 
 def _order(x: Tensor, ndim: int) -> range:
@@ -369,6 +389,10 @@ def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     if axis == -2:
         return A @ x
     return (A @ x.flatten(axis + 1)).unflatten(-1, x.shape[axis + 1 :])
+
+
+def _alternated(x: Tensor) -> Tensor:
+    return x * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)
 
 
 def _at_least_float32(x: Tensor) -> Tensor:

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from transform_once.data.fields import Fields
 from transform_once.evaluation.analysis import Analysis, analyze
 from transform_once.evaluation.coherence import coherence
@@ -15,7 +17,7 @@ from transform_once.models.t1 import T1, T1Plus
 from transform_once.models.t1_grid import T1Grid, grid_points, most_waves
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
-from transform_once.spectral.modes import ModeSet, TopM
+from transform_once.spectral.modes import ModeSet, TopM, choose_modes, irreducible_loss
 from transform_once.spectral.transforms import get_transform
 
 MODELS: dict[str, type[Operator]] = {
@@ -41,6 +43,7 @@ WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 3
 DEPTH = 4
 DEEP = 8  # of layers that act on few waves, on a GPU: each of them does less and costs less
 FEWEST_WAVES = 2
+WALLS = 0.5  # of the modes of the dct: where the dst needs no more for a target, that is zero at the walls
 
 
 def choose_model(
@@ -59,6 +62,8 @@ def choose_model(
                and at most 256, 48 or 12; for T1Grid on a GPU 0.2%, at most 256, 48 or 16; for wave numbers (FNO, FFNO)
                half as many as for T1
     width      T1 48, less where it would have more than 20 million parameters; FNO, T1Grid, T1Plus and UNet 32
+    out_transform  of T1Grid with the dct on pairs: dst where that needs at most half as many modes, as it does for
+               targets that are zero at the walls; the modes are then the fewest of the dst
     waves      of T1Grid in two and three dimensions: those beyond which waves of the target do not follow linearly from
                the same ones of the input (`coherence`), at least 2; where these are more than half, up to 16 or 8
     depth      4; of T1Grid with fewer waves on a GPU 8
@@ -77,7 +82,7 @@ def choose_model(
             others = [other for other, kind in MODELS.items() if key in kind.__init__.__annotations__]
             raise ValueError(f"{name} has no option {key!r}; it has {options}. {', '.join(others)} would have {key!r}")
     if "transform" in accepted and ("transform" not in given or "modes" not in given) and counted is None:
-        said += _choose_modes(fields, given, GRID if make is T1Grid and on_gpu else DENSE)
+        said += _choose_modes(fields, given, GRID if make is T1Grid and on_gpu else DENSE, sines=make is T1Grid)
     elif "modes" in accepted and "modes" not in given and counted is None:
         said += _choose_wave_numbers(fields, given)
     if counted is not None:
@@ -108,19 +113,17 @@ def _choose_transform(fields: Fields, given: dict[str, Any]) -> tuple[Analysis, 
     return found, [f"transform {given['transform']}: it needs fewest modes for these fields"]
 
 
-def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE) -> list[str]:
-    """Set transform and modes of a model that transforms once."""
+def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE, sines: bool = False) -> list[str]:
+    """Set transform and modes of a model that transforms once; of its output the basis too, where it may be `sines`."""
     found, said = _choose_transform(fields, given)
+    if sines and fields.kind == "pairs" and given["transform"] == "dct" and given.get("out_transform", "dst") == "dst":
+        said += _choose_sines(fields, given, reach)
     if "modes" not in given:
         basis = found.bases[given["transform"]]
         curve = basis.low_pass[found.judged]
         enough = [number for number, error in enumerate(curve.error) if error <= reach.tolerance]
         box = basis.boxes[enough[0] if enough else -1]
-        most = get_transform(given["transform"]).max_modes(fields.resolution)
-        kept = tuple(
-            min(limit, reach.most[fields.ndim], max(FEWEST[fields.ndim], wanted))
-            for wanted, limit in zip(box, most, strict=True)
-        )
+        kept = _within(box, fields, given["transform"], reach)
         given["modes"] = kept[0] if len(set(kept)) == 1 else kept
         inside = [all(x <= y for x, y in zip(other, kept, strict=True)) for other in basis.boxes]
         number = max(0, sum(inside) - 1)  # the boxes grow: the last one that lies in what is kept
@@ -129,6 +132,41 @@ def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE) -
             f"{100 * curve.with_mean[number]:.2g}% of the target"
         )
     return said
+
+
+def _choose_sines(fields: Fields, given: dict[str, Any], reach: Reach) -> list[str]:
+    """Set the basis of the output, and its modes, where the target is zero at the walls."""
+    numbers = np.linspace(0, len(fields) - 1, min(SAMPLES, len(fields))).round().astype(int).tolist()
+    y, said = fields[numbers].target.double(), []
+    if "out_transform" not in given:
+        if not y.isfinite().all() or fields.metadata.missing is not None:
+            return []
+        needed = {name: choose_modes(y, DENSE.tolerance, name) for name in ("dct", "dst")}
+        counts = {name: math.prod(_per_axis(modes, fields.ndim)) for name, modes in needed.items()}
+        if counts["dst"] > WALLS * counts["dct"]:
+            return []
+        given["out_transform"] = "dst"
+        said = [
+            f"out_transform dst: the target is zero at the walls, {counts['dst']} sines do for {counts['dct']} cosines"
+        ]
+    if "modes" not in given:
+        kept = _within(_per_axis(choose_modes(y, reach.tolerance, "dst"), fields.ndim), fields, "dst", reach)
+        given["modes"] = kept[0] if len(set(kept)) == 1 else kept
+        lost = 100 * irreducible_loss(y, kept, "dst")
+        said.append(f"modes {' × '.join(map(str, kept))}: dropping the others costs at least {lost:.2g}% of the target")
+    return said
+
+
+def _within(box: Sequence[int], fields: Fields, transform: str, reach: Reach) -> tuple[int, ...]:
+    """Modes of each axis within what the grid and the model can bear."""
+    ndim, most = fields.ndim, get_transform(transform).max_modes(fields.resolution)
+    return tuple(
+        min(limit, reach.most[ndim], max(FEWEST[ndim], wanted)) for wanted, limit in zip(box, most, strict=True)
+    )
+
+
+def _per_axis(modes: int | tuple[int, ...], ndim: int) -> tuple[int, ...]:
+    return modes if isinstance(modes, tuple) else (modes,) * ndim
 
 
 def _choose_wave_numbers(fields: Fields, given: dict[str, Any]) -> list[str]:

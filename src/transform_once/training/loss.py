@@ -79,6 +79,8 @@ class KSpaceObjective(Objective):
         points = math.sqrt(math.prod(spectra.resolution))
         self.constants = [(one.shift.flatten() / one.scale.flatten()) * points for one in spectra.normalization]
         self.moved_shift = [bool(constant.any()) for constant in self.constants]
+        if self.moved_shift[1] and model.out_transform.name == "dst":
+            raise ValueError("sines have no constant mode: give outputs in the dst a normalisation without a shift")
         self.factors = None if model.memory is None else remembered(model.memory, steps)
         self._cached: dict[torch.device, list[Tensor]] = {}
 
@@ -89,9 +91,9 @@ class KSpaceObjective(Objective):
             return self._rolled(batch, generator)
         X, Y = batch["input"], batch["target"]
         if self._moves:
-            motion, basis = draw(self.symmetries, len(X), X.device, generator), self.model.transform.name
-            X = motion.modes(X, basis, inputs=True, constants=self._constants(X, 0))
-            Y = motion.modes(Y, basis, constants=self._constants(Y, 1))
+            motion = draw(self.symmetries, len(X), X.device, generator)
+            X = motion.modes(X, self.model.transform.name, inputs=True, constants=self._constants(X, 0))
+            Y = motion.modes(Y, self.model.out_transform.name, constants=self._constants(Y, 1))
         with self._autocast(X.device):
             prediction = self.model.kspace(self._resized(X, self.model.resolution, 1)).to(Y.dtype)
         prediction = self._resized(prediction, self.model.out_resolution, -1)

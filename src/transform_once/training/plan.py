@@ -6,6 +6,7 @@ import math
 import warnings
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 
@@ -124,9 +125,10 @@ def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symme
         return "a mask is a matter of fields"
     if symmetries and isinstance(model.modes, ModeSet):
         return "the symmetries of the data set act on fields, not on a set of modes"
-    name, about = model.transform.name, data.metadata
-    if symmetries and (why := why_not_on_modes(symmetries, name, model.block, about.grid, about.periodic)):
-        return f"the symmetries of the data set {why}"
+    about = data.metadata
+    for name in {model.transform.name, model.out_transform.name} if symmetries else ():
+        if why := why_not_on_modes(symmetries, name, model.block, about.grid, about.periodic):
+            return f"the symmetries of the data set {why}"
     if any(abs(factor) != 1 for one in symmetries for factor in (*one.factors, *one.input_factors)):
         return "the symmetries of the data set change the size of fields"
     return None
@@ -146,6 +148,8 @@ def _check(model: Operator, data: Fields | Spectra, dynamics: Dynamics | None) -
         raise ValueError("training needs pairs or trajectories; these fields hold inputs only: give targets too")
     if dynamics is not None and isinstance(model, SpectralOperator) and model.out_resolution != model.resolution:
         raise ValueError("a model that steps in time gives frames like those that it takes: leave out_resolution out")
+    if dynamics is not None and isinstance(model, SpectralOperator) and model.out_transform is not model.transform:
+        raise ValueError("a model that steps in time gives frames like those that it takes: leave out_transform out")
     if (model.in_channels, model.out_channels) != wanted:
         raise ValueError(
             f"the data have {wanted[0]} channels in (with history) and {wanted[1]} out, the model "
@@ -159,10 +163,11 @@ def _check_spectra(model: Operator, data: Spectra, units: Pair) -> None:
     same_set = not isinstance(model.modes, ModeSet) or (
         isinstance(data.modes, ModeSet) and torch.equal(model.modes.indices, data.modes.indices)
     )
-    if data.transform != model.transform.name or block != model.block or not same_set:
+    kinds = (data.transform, data.out_transform or data.transform), (model.transform.name, model.out_transform.name)
+    if kinds[0] != kinds[1] or block != model.block or not same_set:
+        found, own = (" and ".join(dict.fromkeys(names)) for names in kinds)
         raise ValueError(
-            f"the spectra keep {block} modes of the {data.transform} basis, the model {model.block} of the "
-            f"{model.transform.name} basis"
+            f"the spectra keep {block} modes of the {found} basis, the model {model.block} of the {own} basis"
         )
     for ours, theirs in zip(units, data.normalization, strict=True):
         if not (torch.allclose(ours.shift, theirs.shift) and torch.allclose(ours.scale, theirs.scale)):
@@ -171,7 +176,9 @@ def _check_spectra(model: Operator, data: Spectra, units: Pair) -> None:
 
 def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spectra:
     assert isinstance(model, SpectralOperator)  # told to the type checker
-    recipe = partial(spectra, fields, model.transform.name, model.modes, normalization=pair, progress=progress)
+    out = None if model.out_transform is model.transform else model.out_transform.name
+    options: dict[str, Any] = {"out_transform": out, "normalization": pair, "progress": progress}
+    recipe = partial(spectra, fields, model.transform.name, model.modes, **options)
     with warnings.catch_warnings():
         # Another basis than that of the grid matters when a model moves to another resolution: evaluation warns then.
         warnings.filterwarnings("ignore", message="these fields lie on")
@@ -203,7 +210,8 @@ def _fitted(model: Operator, fields: Fields, kind: str) -> Pair:
     if kind == "standard" and isinstance(model, T1) and not model.local:
         size = math.sqrt(math.prod(model.resolution) / math.prod(model.kept_shape))
         maps = [dataclasses.replace(one, scale=size * one.scale) for one in maps]
-    return maps[0], maps[-1]
+    sines = isinstance(model, SpectralOperator) and model.out_transform.name == "dst"
+    return maps[0], (maps[-1].without_shift() if sines else maps[-1])
 
 
 def _changes(model: Operator, plan: Plan) -> torch.Tensor | float:
