@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 import transform_once as t1
 from transform_once.data import spectra as module
+from transform_once.data.lags import LAGS
 from transform_once.evaluation.rollout import remembered
 from transform_once.models.operator import Dynamics
 from transform_once.spectral.modes import TopM
@@ -49,8 +50,8 @@ def test_products_are_those_of_what_lies_outside(grid, modes, transform):
     made = t1.spectra(fields, transform, modes, normalization="standard", cache=False)
     z = made.normalization[1].apply(x.flatten(0, 1)).unflatten(0, x.shape[:2])
     rest = outside(z, modes, len(grid), transform).flatten(3)
-    expected = torch.zeros(FILMS, FRAMES, module.LAGS, 2, dtype=torch.float64)
-    for lag in range(1, module.LAGS + 1):
+    expected = torch.zeros(FILMS, FRAMES, LAGS, 2, dtype=torch.float64)
+    for lag in range(1, LAGS + 1):
         expected[:, lag:, lag - 1] = (rest[:, lag:] * rest[:, :-lag]).sum(-1)
     torch.testing.assert_close(made.tensors["lagged"], expected, rtol=1e-8, atol=1e-8)
     torch.testing.assert_close(made.tensors["tail"], rest.square().sum(-1), rtol=1e-8, atol=1e-8)
@@ -63,7 +64,7 @@ def test_blocks_of_any_size_from_any_frame_on_give_the_same(start, frames, monke
     fields = t1.Fields(trajectory=x, dtype="float64")
     whole = t1.spectra(fields, "dct", 4, cache=False).tensors["lagged"].flatten(0, 1).numpy()
     monkeypatch.setattr(module, "BLOCK_MEGABYTES", frames * x[0, 0].nbytes / 2**20)
-    recipe = module._Recipe(fields, t1.get_transform("dct"), 4)
+    recipe = module._Recipe(fields, t1.get_transform("dct"), 4, t1.get_transform("dct"))
     for first, block in recipe.transformed(recipe.fitted(None), start, None):
         assert first >= start
         assert block["lagged"] == pytest.approx(whole[first : first + len(block["lagged"])], abs=1e-9)
@@ -73,7 +74,7 @@ def test_factors_are_those_of_least_squares_and_of_the_process():
     x = film()
     made = t1.spectra(t1.Fields(trajectory=x, dtype="float64"), "dct", 4, normalization="standard", cache=False)
     memory, rest = made.memory(), outside(x, 4, 2).flatten(3)
-    assert memory.shape == (module.LAGS, 2)
+    assert memory.shape == (LAGS, 2)
     for lag in (1, 3, 16):
         for channel in (0, 1):
             before, after = rest[:, :-lag, channel].reshape(-1, 1), rest[:, lag:, channel].reshape(-1, 1)

@@ -12,7 +12,6 @@ have outside is alike from one to the next, which rollouts make use of (`memory`
 import contextlib
 import hashlib
 import json
-import os
 import time
 import warnings
 from dataclasses import dataclass, replace
@@ -26,19 +25,16 @@ from torch import Tensor
 
 from transform_once.data.arrays import Array, stamp
 from transform_once.data.fields import Fields
+from transform_once.data.lags import LAGS, Lags, memory_of
 from transform_once.data.metadata import Metadata
 from transform_once.data.normalization import KINDS, Normalization
-from transform_once.data.spectra_cache import Blocks, Cache, Layout
+from transform_once.data.spectra_cache import SUFFIX, Blocks, Cache, Layout, folder_for
 from transform_once.spectral.bases import wave_numbers
 from transform_once.spectral.modes import LowPass, ModeSet
 from transform_once.spectral.transforms import Modes, Transform, get_transform
 
 FORMAT = "transform-once spectra 2"
-SUFFIX = ".spectra"
 BLOCK_MEGABYTES = 16  # of fields read at a time; with float64 and the transform some ten times that is in memory
-
-LAGS = 16  # frames back to which the products of what lies outside the kept modes are known
-NOTHING = 1e-12  # of the energy: what is less outside is rounding
 
 Pair = tuple[Normalization, Normalization]
 
@@ -72,7 +68,7 @@ def spectra(
     modes = modes.modes if isinstance(modes, LowPass) else modes
     recipe = _Recipe(fields, get_transform(transform), modes, get_transform(out_transform or transform))
     recipe.check(normalization)
-    folder = _folder(fields, cache)
+    folder = folder_for(fields, cache)
     if folder is None:
         arrays = {name: np.empty(shape, dtype) for name, (shape, dtype) in recipe.layout.items()}
         made, pair = None, recipe.fitted(normalization)
@@ -146,14 +142,7 @@ class Spectra(torch.utils.data.Dataset[dict[str, Tensor]]):
         if "lagged" not in self.tensors:
             return None
         tail, energy, lagged = (self.tensors[name].double().cpu() for name in ("tail", "energy", "lagged"))
-        frames = tail.shape[1]
-        found = torch.zeros(min(lagged.shape[2], frames - 1), tail.shape[2], dtype=torch.float64)
-        rounding = NOTHING * energy.sum((0, 1)) / self.normalization[1].scale.flatten().square()
-        for lag in range(1, len(found) + 1):
-            before = tail[:, : frames - lag].sum((0, 1))
-            factor = lagged[:, lag:, lag - 1].sum((0, 1)) / before
-            found[lag - 1] = factor.clamp(-1, 1).where(before > rounding, 0.0)
-        return found.float() if found.any() else None
+        return memory_of(tail, energy, lagged, self.normalization[1].scale.flatten())
 
     def relative_l2(self, prediction: Tensor, target: Tensor, tail: Tensor, energy: Tensor) -> Tensor:
         """The relative L2 error ‖y − ŷ‖/‖y‖ of the fields in physical units, per sample or frame, shape (...).
@@ -308,7 +297,7 @@ class _Recipe:
         """
         fields, first = self.fields, divmod(start, self.fields.frames)
         device = torch.device("cpu" if device is None or torch.device(device).type == "mps" else device)
-        lags = _Lags() if "lagged" in self.layout else None
+        lags = Lags() if "lagged" in self.layout else None
         if lags and first[1]:  # a build goes on within a trajectory
             known = fields[first[0] : first[0] + 1].select(frames=slice(max(0, first[1] - LAGS), first[1]))
             _, z, Z = self._of("trajectory", known, normalization[1], device)
@@ -371,29 +360,6 @@ class _Recipe:
         return cache
 
 
-class _Lags:
-    """Products of what frames have outside the kept modes with those before, of blocks of frames in their order."""
-
-    def __init__(self) -> None:
-        self.before: list[Tensor] = []
-
-    def products(self, z: Tensor, Z: Tensor, samples: int, follows: bool) -> Tensor:
-        """Of normalised frames (units, c, *grid) and their kept modes: (samples, frames, LAGS, c).
-
-        Parseval: what is inside has as products those of the kept modes. `follows` says that the frames before these
-        were those of the last call.
-        """
-        own = [v.flatten(2).unflatten(0, (samples, -1)).transpose(1, 2) for v in (z, Z)]  # (samples, c, frames, points)
-        all_of = [torch.cat(pair, 2) for pair in zip(self.before, own, strict=True)] if follows else own
-        whole, kept = (v @ w.mT for v, w in zip(own, all_of, strict=True))
-        frames, known = whole.shape[2:]
-        place = torch.arange(known - frames, known)[:, None] - torch.arange(1, LAGS + 1)
-        place = place.to(z.device)
-        found = (whole - kept).gather(3, place.clamp_min(0).expand(*whole.shape[:2], -1, -1))
-        self.before = [v[:, :, -LAGS:] for v in all_of]
-        return found.masked_fill(place < 0, 0.0).permute(0, 2, 3, 1)
-
-
 def _text(normalization: Pair) -> str:
     return json.dumps([one.to_dict() for one in normalization])
 
@@ -407,26 +373,6 @@ def _moved(tensor: Tensor, device: torch.device, copy: bool = False) -> Tensor:
     """The tensor on a device, in float32 where that has no float64."""
     lacking = device.type == "mps" and tensor.dtype == torch.float64
     return tensor.to(device, torch.float32 if lacking else tensor.dtype, copy=copy)
-
-
-def _folder(fields: Fields, cache: bool | str | Path) -> Path | None:
-    """The folder to cache in, or None."""
-    if not isinstance(cache, bool):
-        return Path(cache).resolve()
-    files = sorted({file.resolve() for array in fields._arrays.values() for file in _files(array)})
-    if not cache or not files:
-        return None
-    source = files[0] if len(files) == 1 else Path(os.path.commonpath([file.parent for file in files]))
-    return source.with_name(source.name + SUFFIX)
-
-
-def _files(array: Any) -> list[Path]:
-    """The files that a lazy array reads, however often it is wrapped."""
-    if isinstance(array, np.ndarray):
-        return [Path(str(array.filename))] if isinstance(array, np.memmap) else []
-    inner = [*getattr(array, "parts", ()), *([array.base] if hasattr(array, "base") else [])]
-    own = [*getattr(array, "files", ()), *([array.path] if hasattr(array, "path") else [])]
-    return own + [file for part in inner for file in _files(part)]
 
 
 def _tracked(blocks: Blocks, units: int, show: bool) -> Blocks:

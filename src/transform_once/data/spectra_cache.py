@@ -20,6 +20,7 @@ import h5py
 import numpy as np
 
 from transform_once.data.arrays import Array
+from transform_once.data.fields import Fields
 from transform_once.data.writer import open_hdf5
 from transform_once.files import held
 
@@ -27,6 +28,7 @@ Layout = dict[str, tuple[tuple[int, ...], np.dtype[Any]]]
 Blocks = Iterator[tuple[int, dict[str, Array]]]
 
 READ_BYTES = 1 << 24
+SUFFIX = ".spectra"
 
 
 @dataclass
@@ -155,3 +157,23 @@ class Cache:
         except OSError as error:
             remedy = "choose another folder with cache=, or keep the spectra in memory with cache=False"
             raise OSError(error.errno, f"cannot write the cache {self.path}: {remedy} ({error})") from error
+
+
+def folder_for(fields: Fields, cache: bool | str | Path) -> Path | None:
+    """The folder to cache in, or None."""
+    if not isinstance(cache, bool):
+        return Path(cache).resolve()
+    files = sorted({file.resolve() for array in fields._arrays.values() for file in _files(array)})
+    if not cache or not files:
+        return None
+    source = files[0] if len(files) == 1 else Path(os.path.commonpath([file.parent for file in files]))
+    return source.with_name(source.name + SUFFIX)
+
+
+def _files(array: Any) -> list[Path]:
+    """The files that a lazy array reads, however often it is wrapped."""
+    if isinstance(array, np.ndarray):
+        return [Path(str(array.filename))] if isinstance(array, np.memmap) else []
+    inner = [*getattr(array, "parts", ()), *([array.base] if hasattr(array, "base") else [])]
+    own = [*getattr(array, "files", ()), *([array.path] if hasattr(array, "path") else [])]
+    return own + [file for part in inner for file in _files(part)]

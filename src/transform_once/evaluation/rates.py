@@ -18,7 +18,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.models.fno import FNOLayer
 from transform_once.models.layers import DENSE_MODES, RANK, T1Layer
-from transform_once.spectral.modes import ModeSet, TopM
+from transform_once.spectral.modes import ModeSet, TopM, choose_modes
 from transform_once.spectral.transforms import get_transform
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 WORTH_A_SET = 0.5
 # Two bases whose numbers of coefficients differ by less than this are equal: then the declared grid decides.
 LEVEL = 1.1
+# Fields are zero at the walls where the dst needs at most this part of the modes of the dct for this error.
+WALLS, WALL_ERROR = 0.5, 0.01
 CANDIDATES = ("dct", "fourier")  # the real bases, in which the models work
 
 DEFAULT_WIDTH = 48  # of T1
@@ -110,6 +112,26 @@ def recommend(bases: Mapping[str, "Basis"], judged: str, metadata: Metadata) -> 
     return Recommendation(best, selection, modes, count, *errors, reason, _meaning(needed[best])), notes
 
 
+def sines_for_cosines(fields: Fields) -> tuple[int, int] | None:
+    """How many modes of the dst, and of the dct, leave 1% of the targets, where these are zero at the walls, or None.
+
+    That they are is told by the dst, which then needs at most half as many.
+    """
+    if fields.kind != "pairs" or "target" not in fields.shapes or fields.metadata.missing is not None:
+        return None
+    y, counts = targets(fields), []
+    for name in ("dst", "dct"):
+        modes = choose_modes(y, WALL_ERROR, name)
+        counts.append(prod(modes if isinstance(modes, tuple) else (modes,) * fields.ndim))
+    return (counts[0], counts[1]) if counts[0] <= WALLS * counts[1] else None
+
+
+def targets(fields: Fields, most: int = 64) -> Tensor:
+    """Some targets, evenly spread, in float64."""
+    numbers = np.linspace(0, len(fields) - 1, min(most, len(fields))).round().astype(int).tolist()
+    return fields[numbers].target.double()
+
+
 def remarks(fields: Fields, found: Recommendation, varying: int, held: int, basis: "Basis") -> list[str]:
     """What to keep in mind: how far the numbers carry, and what the kept modes lose of inputs and small channels."""
     judged, units, points = list(fields.shapes)[-1], len(fields) * fields.frames, prod(fields.resolution)
@@ -129,6 +151,8 @@ def remarks(fields: Fields, found: Recommendation, varying: int, held: int, basi
     if judged == "target" and found.selection == LOW_PASS and found.coefficients < points:
         lost = low_pass["input"].error[low_pass["input"].cost.index(found.coefficients)]
         notes.append(f"The same low-pass leaves out of the inputs, unseen by the model, a mean relative {lost:.2g}.")
+    if found.transform == "dct" and (walls := sines_for_cosines(fields)):
+        notes.append(f"Targets are zero at the walls: {walls[0]} sines do for {walls[1]} cosines (out_transform=dst).")
     own = {one.name: one.modes for one in basis.channels if one.array == judged and one.modes is not None}
     sides = {name: modes if isinstance(modes, tuple) else (modes,) * fields.ndim for name, modes in own.items()}
     worst = max(sides, key=lambda name: prod(sides[name]))

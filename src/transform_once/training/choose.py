@@ -5,11 +5,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from transform_once.data.fields import Fields
 from transform_once.evaluation.analysis import Analysis, analyze
 from transform_once.evaluation.coherence import coherence
+from transform_once.evaluation.rates import sines_for_cosines, targets
 from transform_once.models.ffno import FFNO, ReleasedFFNO
 from transform_once.models.fno import FNO, ReleasedFNO
 from transform_once.models.operator import Operator, SpectralOperator, check_choice
@@ -43,7 +42,6 @@ WIDTHS = {"T1": 48, "T1Plus": 32, "T1Grid": 32, "FNO": 32, "FFNO": 48, "UNet": 3
 DEPTH = 4
 DEEP = 8  # of layers that act on few waves, on a GPU: each of them does less and costs less
 FEWEST_WAVES = 2
-WALLS = 0.5  # of the modes of the dct: where the dst needs no more for a target, that is zero at the walls
 
 
 def choose_model(
@@ -136,20 +134,15 @@ def _choose_modes(fields: Fields, given: dict[str, Any], reach: Reach = DENSE, s
 
 def _choose_sines(fields: Fields, given: dict[str, Any], reach: Reach) -> list[str]:
     """Set the basis of the output, and its modes, where the target is zero at the walls."""
-    numbers = np.linspace(0, len(fields) - 1, min(SAMPLES, len(fields))).round().astype(int).tolist()
-    y, said = fields[numbers].target.double(), []
+    said = []
     if "out_transform" not in given:
-        if not y.isfinite().all() or fields.metadata.missing is not None:
-            return []
-        needed = {name: choose_modes(y, DENSE.tolerance, name) for name in ("dct", "dst")}
-        counts = {name: math.prod(_per_axis(modes, fields.ndim)) for name, modes in needed.items()}
-        if counts["dst"] > WALLS * counts["dct"]:
+        found = sines_for_cosines(fields)
+        if found is None:
             return []
         given["out_transform"] = "dst"
-        said = [
-            f"out_transform dst: the target is zero at the walls, {counts['dst']} sines do for {counts['dct']} cosines"
-        ]
+        said = [f"out_transform dst: the target is zero at the walls, {found[0]} sines do for {found[1]} cosines"]
     if "modes" not in given:
+        y = targets(fields)
         kept = _within(_per_axis(choose_modes(y, reach.tolerance, "dst"), fields.ndim), fields, "dst", reach)
         given["modes"] = kept[0] if len(set(kept)) == 1 else kept
         lost = 100 * irreducible_loss(y, kept, "dst")
