@@ -153,13 +153,15 @@ def test_a_layer_of_t1_grid_and_its_gradients(device, grid, width, near, periodi
 
 
 @pytest.mark.parametrize(
-    ("grid", "waves", "width"), [((70,), 8, 10), ((8, 12), 2, 40), ((4, 6, 5), (1, 2, 2), 10), ((4, 4), 2, 10)], ids=str
+    ("grid", "waves", "width", "samples"),
+    [((70,), 8, 10, 5), ((8, 12), 2, 40, 3), ((4, 6, 5), (1, 2, 2), 10, 3), ((4, 4), 2, 10, 70)],
+    ids=str,
 )
-def test_a_layer_of_few_waves_and_its_gradients(device, grid, waves, width):
+def test_a_layer_of_few_waves_and_its_gradients(device, grid, waves, width, samples):
     torch.manual_seed(0)
     plain = GridLayer(width, waves, len(grid), True).to(device, torch.float64)
     torch.nn.init.normal_(plain.last.weight)
-    v = torch.randn(70, width, *grid, device=device, dtype=torch.float64, requires_grad=True)
+    v = torch.randn(samples, width, *grid, device=device, dtype=torch.float64, requires_grad=True)
     exact = [v, plain.spectral.weight, *plain.pointwise_weights]
     own = [tensor.detach().float().requires_grad_() for tensor in exact]
     assert neighbours.few(plain.spectral.block, v)

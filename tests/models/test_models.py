@@ -226,7 +226,7 @@ def test_data_parallel_gradients_are_those_of_the_whole_batch(tmp_path):
         (lambda: t1.T1(1, 1, (8, 8), modes=4, init="vpp"), ValueError, "'vp', 'xavier', 'kaiming'; got 'vpp'"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, activation="relu"), ValueError, "'gelu', 'sine'"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, head_activation="tanh"), ValueError, "head_activation must be one of"),
-        (lambda: t1.T1(1, 1, (8, 8), modes=4, transform="wavelet"), ValueError, "dct, fourier, dft"),
+        (lambda: t1.T1(1, 1, (8, 8), modes=4, transform="wavelet"), ValueError, "dct, dst, fourier, dft"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, out_resolution=(8,)), ValueError, "must have 2 axes"),
         (lambda: t1.T1(1, 1, (8, 8), modes=4, out_resolution=(3, 8)), ValueError, "between 1 and 3"),
         (lambda: t1.T1Plus(1, 1, (8, 8), modes=4, transform="dft"), ValueError, "block of real modes"),

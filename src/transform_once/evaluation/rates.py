@@ -30,6 +30,7 @@ WORTH_A_SET = 0.5
 LEVEL = 1.1
 # Fields are zero at the walls where the dst needs at most this part of the modes of the dct for this error.
 WALLS, WALL_ERROR = 0.5, 0.01
+TARGET_NUMBERS = 2**25  # that are looked at for it
 CANDIDATES = ("dct", "fourier")  # the real bases, in which the models work
 
 DEFAULT_WIDTH = 48  # of T1
@@ -127,8 +128,9 @@ def sines_for_cosines(fields: Fields) -> tuple[int, int] | None:
 
 
 def targets(fields: Fields, most: int = 64) -> Tensor:
-    """Some targets, evenly spread, in float64."""
-    numbers = np.linspace(0, len(fields) - 1, min(most, len(fields))).round().astype(int).tolist()
+    """Some targets, evenly spread, in float64; of large fields fewer."""
+    most = min(most, len(fields), max(4, TARGET_NUMBERS // prod(fields.shapes["target"][1:])))
+    numbers = np.linspace(0, len(fields) - 1, most).round().astype(int).tolist()
     return fields[numbers].target.double()
 
 
