@@ -119,7 +119,10 @@ def _climate(rows: Sequence[Row]) -> Iterator[str]:
     tried = [row for row in rows if row["table"] == "search"]
     if tried:
         count = len({row["label"] for row in tried if row["label"].startswith("T1,")})
-        yield f"Modes and learning rate were chosen on the validation part among {count} candidates of each model."
+        yield (
+            f"Modes and learning rate were chosen on the validation part among {count} candidates of each model. "
+            "Seconds were taken one after the other on a machine that did other work too: they are no measure of speed."
+        )
     heading = ("hours ahead", "forecast", "RMSE in K", "relative L2", "skill", "chosen", "s a seed", "in words")
     yield _table(heading, list(_forecasts(forecasts)))
 
