@@ -15,7 +15,6 @@ are rounded to bfloat16 shift measured errors. An axis too long for a matrix goe
 Transforms with different meanings of `modes` are compared at equal numbers of real coefficients.
 """
 
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Protocol, runtime_checkable
@@ -25,6 +24,7 @@ import torch
 from torch import Tensor
 
 from transform_once import kernels
+from transform_once.spectral import ffts
 from transform_once.spectral.bases import matrix, wave_numbers
 from transform_once.spectral.precision import in_full
 
@@ -236,35 +236,23 @@ class _Cosine(_RealTransform):
         return np.arange(1, n + 1)
 
     def _fft(self, x: Tensor, m: int) -> Tensor:
-        n, dtype = x.shape[-1], x.dtype
-        x = _at_least_float32(x)
-        # Even samples forward, odd samples backward: the DCT of x is the real part of their turned DFT.
-        V = torch.fft.fft(torch.cat((x[..., 0::2], x[..., 1::2].flip(-1)), -1), norm="ortho")[..., :m]
-        turn = matrix("turn", n, m, x.dtype, x.device)
-        return (V.real * turn[0] - V.imag * turn[1]).to(dtype)
+        return ffts.cosines(x, m)
 
     def _ifft(self, X: Tensor, n: int) -> Tensor:
-        dtype = X.dtype
-        X = torch.nn.functional.pad(_at_least_float32(X), (0, n - X.shape[-1]))
-        turn = matrix("turn", n, n, X.dtype, X.device)
-        v = torch.fft.ifft(torch.complex(X * turn[0], -X * turn[1]), norm="ortho").real
-        i = torch.arange(n, device=X.device)
-        return v.index_select(-1, torch.where(i % 2 == 0, i // 2, n - 1 - i // 2)).to(dtype)
+        return ffts.of_cosines(X, n)
 
 
 class _Sine(_Cosine):
-    """DST-II: with every second sample turned round, its modes are those of the DCT from the highest down."""
-
     name = "dst"
 
     def numbers(self, size: Sequence[int]) -> Tensor:
         return super().numbers(size) + 1
 
     def _fft(self, x: Tensor, m: int) -> Tensor:
-        return super()._fft(_alternated(x), x.shape[-1]).flip(-1)[..., :m]
+        return ffts.sines(x, m)
 
     def _ifft(self, X: Tensor, n: int) -> Tensor:
-        return _alternated(super()._ifft(torch.nn.functional.pad(X, (0, n - X.shape[-1])).flip(-1), n))
+        return ffts.of_sines(X, n)
 
 
 class _Fourier(_RealTransform):
@@ -278,20 +266,10 @@ class _Fourier(_RealTransform):
         return np.minimum(index + 1 + index % 2, n)
 
     def _fft(self, x: Tensor, m: int) -> Tensor:
-        n, dtype = x.shape[-1], x.dtype
-        F = torch.fft.rfft(_at_least_float32(x), norm="ortho")
-        pairs = math.sqrt(2) * torch.stack((F.real, -F.imag), -1)[..., 1 : (n + 1) // 2, :].flatten(-2)
-        nyquist = [F.real[..., -1:]] if n % 2 == 0 else []
-        return torch.cat([F.real[..., :1], pairs, *nyquist], -1)[..., :m].to(dtype)
+        return ffts.waves(x, m)
 
     def _ifft(self, X: Tensor, n: int) -> Tensor:
-        dtype = X.dtype
-        X = torch.nn.functional.pad(_at_least_float32(X), (0, n - X.shape[-1]))
-        pairs = X[..., 1 : 2 * ((n + 1) // 2) - 1].unflatten(-1, (-1, 2)) / math.sqrt(2)
-        ends = [X[..., -1:]] if n % 2 == 0 else []
-        real = torch.cat([X[..., :1], pairs[..., 0], *ends], -1)
-        imaginary = torch.nn.functional.pad(-pairs[..., 1], (1, len(ends)))
-        return torch.fft.irfft(torch.complex(real, imaginary), n, norm="ortho").to(dtype)
+        return ffts.of_waves(X, n)
 
 
 class _ComplexFourier(Transform):
@@ -334,7 +312,7 @@ class _ComplexFourier(Transform):
             raise ValueError(f"expected a grid whose rfft has at least the kept modes {held}; got {grid} points")
 
     def _analyse(self, x: Tensor, ndim: int, block: tuple[int, ...]) -> Tensor:
-        x = _at_least_float32(x)
+        x = ffts.at_least_float32(x)
         n, m = x.shape[-1], block[-1]
         if 2 * n * m > MATRIX_ENTRIES:
             X = torch.fft.rfft(x, norm="ortho")[..., :m]
@@ -389,14 +367,6 @@ def _along(A: Tensor, x: Tensor, axis: int) -> Tensor:
     if axis == -2:
         return A @ x
     return (A @ x.flatten(axis + 1)).unflatten(-1, x.shape[axis + 1 :])
-
-
-def _alternated(x: Tensor) -> Tensor:
-    return x * (1 - 2 * (torch.arange(x.shape[-1], device=x.device) % 2)).to(x.dtype)
-
-
-def _at_least_float32(x: Tensor) -> Tensor:
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def _check_axes(x: Tensor, ndim: int) -> None:

@@ -126,7 +126,7 @@ def _why_fields(model: Operator, data: Fields | Spectra, symmetries: tuple[Symme
     if symmetries and isinstance(model.modes, ModeSet):
         return "the symmetries of the data set act on fields, not on a set of modes"
     about = data.metadata
-    for name in {model.transform.name, model.out_transform.name} if symmetries else ():
+    for name in (model.transform.name, model.out_transform.name) if symmetries else ():
         if why := why_not_on_modes(symmetries, name, model.block, about.grid, about.periodic):
             return f"the symmetries of the data set {why}"
     if any(abs(factor) != 1 for one in symmetries for factor in (*one.factors, *one.input_factors)):
@@ -174,10 +174,10 @@ def _check_spectra(model: Operator, data: Spectra, units: Pair) -> None:
             raise ValueError("the spectra are in other units than the model or the training data: give fields instead")
 
 
-def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool) -> Spectra:
+def _spectra(model: Operator, fields: Fields, pair: Pair, progress: bool, cache: bool = True) -> Spectra:
     assert isinstance(model, SpectralOperator)  # told to the type checker
     out = None if model.out_transform is model.transform else model.out_transform.name
-    options: dict[str, Any] = {"out_transform": out, "normalization": pair, "progress": progress}
+    options: dict[str, Any] = {"out_transform": out, "normalization": pair, "cache": cache, "progress": progress}
     recipe = partial(spectra, fields, model.transform.name, model.modes, **options)
     with warnings.catch_warnings():
         # Another basis than that of the grid matters when a model moves to another resolution: evaluation warns then.
@@ -195,10 +195,7 @@ def _memory(model: Operator, fields: Fields, pair: Pair) -> torch.Tensor | None:
     if fields.kind == "pairs" or not isinstance(model, SpectralOperator) or _why_fields(model, fields, ()):
         return None
     some = torch.linspace(0, len(fields) - 1, min(FILMS, len(fields))).long().tolist()
-    recipe = partial(spectra, fields[some], model.transform.name, model.modes, normalization=pair)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="these fields lie on")
-        return recipe(cache=False, progress=False).memory()
+    return _spectra(model, fields[some], pair, progress=False, cache=False).memory()
 
 
 def _fitted(model: Operator, fields: Fields, kind: str) -> Pair:
