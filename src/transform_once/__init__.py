@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from transform_once.models.t1_grid import T1Grid as T1Grid
     from transform_once.models.unet import UNet as UNet
     from transform_once.reports.page import report as report
+    from transform_once.spectral.holes import fill as fill
     from transform_once.spectral.initialization import vp_init_ as vp_init_
     from transform_once.spectral.modes import LowPass as LowPass
     from transform_once.spectral.modes import ModeSet as ModeSet
@@ -65,6 +66,7 @@ _HOMES = {
         "split_loss",
         "tail_energy",
     ),
+    "spectral.holes": ("fill",),
     "spectral.sensitivity": ("gradient_mismatch", "squared_mismatch"),
     "spectral.initialization": ("vp_init_",),
     "data.fields": ("Fields",),

@@ -235,7 +235,8 @@ class _Recipe:
             raise ValueError("spectra are of pairs or of trajectories; these fields hold inputs only: give targets too")
         if metadata.missing is not None or fields[:1].mask is not None:
             raise ValueError(
-                "these fields have a mask or missing points, which no loss on kept modes can leave out: train on fields"
+                "these fields have a mask or missing points, which no loss on kept modes can leave out: train on "
+                "fields, or put values there that the kept modes can hold (transform_once.fill)"
             )
         if isinstance(self.modes, ModeSet) and self.modes.indices.ndim != 2:
             raise ValueError('expected one set of modes for all fields, as TopM(count, per="all") fits it; got several')

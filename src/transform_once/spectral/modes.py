@@ -164,8 +164,8 @@ def split_loss(prediction: Tensor, target: Tensor, modes: Modes, transform: str 
     T, size = get_transform(transform), grid_of(target)
     if prediction.shape != target.shape:
         raise ValueError(f"expected a prediction of shape {tuple(target.shape)}; got {tuple(prediction.shape)}")
-    error = _double(prediction) - _double(target)
-    norm = _double(target).flatten(1).norm(dim=1)
+    error = double(prediction) - double(target)
+    norm = double(target).flatten(1).norm(dim=1)
     dropped = _tail(error, modes, T, size).sum(1).sqrt() / norm
     total = error.flatten(1).norm(dim=1) / norm
     return LossSplit(total, (total.square() - dropped.square()).clamp_min(0).sqrt(), dropped)
@@ -178,7 +178,7 @@ def tail_energy(y: Tensor, modes: Modes, transform: str = "dct") -> Tensor:
     rounding; for the dft, where the residual is not that of a projection, the float64 difference.
     """
     T, size = get_transform(transform), grid_of(y)
-    return torch.cat([_tail(_double(block), modes, T, size) for block in _blocks(y)])
+    return torch.cat([_tail(double(block), modes, T, size) for block in blocks(y)])
 
 
 def irreducible_loss(y: Tensor, modes: Modes, transform: str = "dct") -> float:
@@ -276,17 +276,19 @@ def _tail(y: Tensor, modes: Modes, T: Transform, size: tuple[int, ...]) -> Tenso
 def _energies(y: Tensor, T: Transform) -> Iterator[Tensor]:
     """Energy per mode (samples, channels, *spectrum) of successive blocks of samples, in float64."""
     size = grid_of(y)
-    for block in _blocks(y):
-        yield T.energy(T.forward(_double(block), len(size)), len(size), size)
+    for block in blocks(y):
+        yield T.energy(T.forward(double(block), len(size)), len(size), size)
 
 
-def _blocks(y: Tensor) -> Sequence[Tensor]:
+def blocks(y: Tensor) -> Sequence[Tensor]:
+    """Successive samples of fields, of about as many numbers as fit into memory a few times over."""
     return y.split(max(1, _BLOCK_NUMBERS // max(1, y[:1].numel())))
 
 
-def _double(x: Tensor) -> Tensor:
+def double(x: Tensor) -> Tensor:
+    """In the precision that sums of squares and residuals are taken in."""
     return x.double() if x.device.type != "mps" else x.float()  # that device has no float64
 
 
 def _norms(y: Tensor) -> Tensor:
-    return torch.cat([_double(block).flatten(1).norm(dim=1) for block in _blocks(y)])
+    return torch.cat([double(block).flatten(1).norm(dim=1) for block in blocks(y)])
