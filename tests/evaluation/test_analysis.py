@@ -20,7 +20,7 @@ from transform_once.evaluation.rates import cache_weight, measure_rates
 from transform_once.models.t1 import T1
 from transform_once.solvers.navier_stokes import generate
 from transform_once.spectral.modes import ModeSet, TopM, irreducible_loss, tail_energy
-from transform_once.spectral.transforms import get_transform
+from transform_once.spectral.transforms import get_transform, idct
 
 GRIDS = [(24,), (12, 9), (6, 5, 8)]
 
@@ -365,9 +365,26 @@ def test_masked_fields_are_mentioned():
     y = smooth(2, (8, 8)).float()
     y[0, 0, 0, 0] = math.nan
     found = quick(Fields(input=y, target=y, missing=math.nan))
-    assert any("Masked points" in note for note in found.notes)
+    assert any("Points that do not count" in note for note in found.notes)
     with pytest.raises(ValueError, match="nan"):
         Fields(input=y)
+
+
+@pytest.mark.parametrize("films", [False, True])
+def test_what_stands_at_points_that_do_not_count_takes_no_modes(films):
+    size, inside = (32, 24), torch.zeros(32, 24, dtype=torch.bool)
+    inside[12:16, 8:12] = True
+    y = idct(torch.randn(6, 2, 5, 5, dtype=torch.float64), 2, size)
+
+    def modes(values, mask=None):
+        arrays = {"trajectory": values.unflatten(0, (2, 3))} if films else {"input": y, "target": values}
+        hidden = None if mask is None else mask[(None,) * (3 if films else 2)]
+        return quick(Fields(**arrays, mask=hidden), tolerance=0.03).recommendation.modes
+
+    assert modes(y) == 5
+    assert modes(y.masked_fill(inside, 0.0)) != 5
+    assert modes(y.masked_fill(inside, 0.0), inside) == 5
+    assert modes(y.masked_fill(inside, 1e3), inside) == 5
 
 
 @pytest.mark.parametrize(

@@ -226,8 +226,8 @@ def analyze(
         part = fields[np.linspace(0, len(fields) - 1, samples).round().astype(int).tolist()]
     sums = {name: _Sums(part, name) for name in BASES}
     for block in _tracked(part, progress):
-        for array, shape in part.shapes.items():
-            y = getattr(block, array).reshape(-1, *shape[-part.ndim - 1 :]).to(where, torch.float64)
+        given = {"input": block.input.to(where, torch.float64)} if list(part.shapes) == ["input", "target"] else {}
+        for array, y in {**given, list(part.shapes)[-1]: costs.judged_values(block, where)}.items():
             for one in sums.values():
                 one.add(array, y)
     return _conclude(fields, part, sums, tolerance, str(device) if rates else None)

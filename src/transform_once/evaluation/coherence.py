@@ -15,6 +15,7 @@ from torch import Tensor
 
 from transform_once.data.fields import Fields
 from transform_once.data.spectra import BLOCK_MEGABYTES
+from transform_once.evaluation.rates import judged_values
 from transform_once.spectral.transforms import get_transform
 
 DOUBT = 4.0  # standard deviations of what chance explains, below which a shell counts as incoherent
@@ -141,7 +142,7 @@ def _pairs(fields: Fields, history: int, samples: int) -> Iterator[tuple[Tensor,
     if fields.kind == "pairs":
         part = fields[_spread(len(fields), samples)]
         for _, _, block in part.blocks(BLOCK_MEGABYTES):
-            yield block.input.double(), block.target.double()
+            yield block.input.double(), judged_values(block)
         return
     starts = max(0, fields.frames - history - 1)
     for number in _spread(len(fields) * starts, samples):

@@ -18,6 +18,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.models.fno import FNOLayer
 from transform_once.models.layers import DENSE_MODES, RANK, T1Layer
+from transform_once.spectral.holes import fill
 from transform_once.spectral.modes import ModeSet, TopM, choose_modes
 from transform_once.spectral.transforms import get_transform
 
@@ -31,6 +32,7 @@ LEVEL = 1.1
 # Fields are zero at the walls where the dst needs at most this part of the modes of the dct for this error.
 WALLS, WALL_ERROR = 0.5, 0.01
 TARGET_NUMBERS = 2**25  # that are looked at for it
+FILLED = 4  # points that do not count get values that one in so many modes of each axis can hold
 CANDIDATES = ("dct", "fourier")  # the real bases, in which the models work
 
 DEFAULT_WIDTH = 48  # of T1
@@ -131,7 +133,21 @@ def targets(fields: Fields, most: int = 64) -> Tensor:
     """Some targets, evenly spread, in float64; of large fields fewer."""
     most = min(most, len(fields), max(4, TARGET_NUMBERS // prod(fields.shapes["target"][1:])))
     numbers = np.linspace(0, len(fields) - 1, most).round().astype(int).tolist()
-    return fields[numbers].target.double()
+    return judged_values(fields[numbers])
+
+
+def judged_values(fields: Fields, device: torch.device | str = "cpu") -> Tensor:
+    """What is judged of the fields, targets or frames, (units, channels, *grid) in float64.
+
+    No model has to spend modes on points that do not count, so these go on smoothly here, whatever they hold.
+    """
+    values, hidden = fields.counted(list(fields.shapes)[-1])
+    ndim = fields.ndim
+    y = values.flatten(0, -ndim - 2).to(device, torch.float64)
+    if hidden is None:
+        return y
+    hidden = hidden.expand(*values.shape[: -ndim - 1], *hidden.shape[-ndim - 1 :]).flatten(0, -ndim - 2)
+    return fill(y, hidden.to(device), tuple(max(1, n // FILLED) for n in fields.resolution))
 
 
 def remarks(fields: Fields, found: Recommendation, varying: int, held: int, basis: "Basis") -> list[str]:
@@ -164,7 +180,9 @@ def remarks(fields: Fields, found: Recommendation, varying: int, held: int, basi
             f"{in_words(own[worst])} modes."
         )
     if fields.metadata.missing is not None or fields[:1].mask is not None:
-        notes.append("Masked points count here, with the values they are filled with.")
+        notes.append(
+            "Points that do not count hold values here that the lowest quarter of the modes of each axis can hold."
+        )
     return notes
 
 
