@@ -1,5 +1,6 @@
 """The study of airfoils: shapes stay apart, units come and go, and a tiny run from data to page."""
 
+import json
 import os
 from pathlib import Path
 
@@ -9,10 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from transform_once.data.fields import Fields
 from transform_once.data.formats import read
+from transform_once.spectral.transforms import dct, idct
+from transform_once.studies import airfoil_flows, pages
 from transform_once.studies import airfoils as study
-from transform_once.studies import pages
-from transform_once.studies.airfoils import Flows, airfoils, errors, of_fields, read_flows, shapes_of, split
+from transform_once.studies.airfoil_flows import Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
 from transform_once.studies.study import Results
 
 
@@ -23,7 +26,7 @@ def made_up(names, size=8, seed=0):
     inside[:, :, size // 4 : size // 2, size // 2 : size // 2 + 2] = True
     stream = 10 + 60 * torch.rand(count, 2, generator=generator)
     fields = torch.randn(count, 3, size, size, generator=generator)
-    return study._flows(names, stream, inside, fields)
+    return airfoil_flows._flows(names, stream, inside, fields)
 
 
 @given(st.lists(st.integers(0, 11), min_size=12, max_size=40), st.integers(0, 3))
@@ -57,6 +60,8 @@ def test_pressure_has_no_level_and_nothing_is_inside():
         assert flows.fields[number, 0][outside].mean() == pytest.approx(0, abs=1e-6)
         assert flows.fields[number][:, ~outside].abs().max() == 0
     pairs = flows.pairs()
+    assert torch.equal(pairs.mask, flows.inside)
+    assert flows.pairs(masked=False).mask is None
     direction = pairs.input[:, :2, 0, 0]
     assert torch.allclose(direction.norm(dim=1), torch.ones(2))
     assert torch.equal(pairs.input[:, 2:] == 1, flows.inside)
@@ -74,7 +79,7 @@ def test_physical_units_and_back():
     assert errors(flows.fields, flows)["relative_l2"] == 0
     # What was read from physical files is the same flow.
     stream = flows.stream[..., None, None] * ~flows.inside
-    fields = study.Fields(
+    fields = Fields(
         input=torch.cat([stream, flows.inside.float()], 1), target=flows.physical, names=flows.names, grid="node"
     )
     again = of_fields(fields)
@@ -84,23 +89,30 @@ def test_physical_units_and_back():
 
 def test_errors_against_direct_computation():
     flows = made_up(["a_1_2", "b_3_4"])
-    prediction = flows.fields + 0.1
-    found = errors(prediction, flows)
-    y = flows.fields.double().numpy()
-    whole = [np.linalg.norm(0.1 * np.ones_like(f)) / np.linalg.norm(f) for f in y]
-    assert found["relative_l2"] == pytest.approx(np.mean(whole), rel=1e-5)
-    free = [
-        np.sqrt(3 * (~m).sum()) * 0.1 / np.linalg.norm(f) for f, m in zip(y, flows.inside[:, 0].numpy(), strict=True)
-    ]
-    assert found["outside"] == pytest.approx(np.mean(free), rel=1e-5)
-    one = [np.linalg.norm(0.1 * np.ones_like(f[2])) / np.linalg.norm(f[2]) for f in y]
-    assert found["velocity_y"] == pytest.approx(np.mean(one), rel=1e-5)
+    found = errors(flows.fields + 0.1, flows)  # what is predicted inside does not matter
+    truth, outside = flows.fields.double().numpy(), ~flows.inside[:, 0].numpy()
+    for name, channels in (("relative_l2", slice(0, 3)), ("velocity_y", slice(2, 3))):
+        count = channels.stop - channels.start
+        ratios = [
+            0.1 * np.sqrt(count * free.sum()) / np.linalg.norm(y[channels])
+            for y, free in zip(truth, outside, strict=True)
+        ]
+        assert found[name] == pytest.approx(np.mean(ratios), rel=1e-5)
+
+
+def test_modes_that_need_not_hold_zeros_inside_leave_less():
+    flows = made_up(["a_1_2"], 16)
+    wave = torch.cos(torch.linspace(0, 2, 16)) + torch.linspace(1, 2, 16)[:, None]
+    flows = airfoil_flows._flows(flows.names, flows.stream, flows.inside, wave.expand(1, 3, 16, 16))
+    zeros = idct(dct(flows.fields, 2, 6), 2, (16, 16))
+    assert errors(rebuilt(flows, 6), flows)["relative_l2"] < 0.2 * errors(zeros, flows)["relative_l2"]
+    assert errors(rebuilt(flows, 16), flows)["relative_l2"] < 1e-5
 
 
 def test_the_mirror_takes_flows_to_flows():
     flows = made_up(["a_1_2"])
     mirrored = Flows(flows.names, flows.stream * torch.tensor([1.0, -1.0]), flows.inside.flip(3), *_mirror(flows))
-    motion = study.MIRROR.motion(torch.zeros(1))
+    motion = airfoil_flows.MIRROR.motion(torch.zeros(1))
     for name in ("input", "target"):
         moved = motion.fields(getattr(flows.pairs(), name), grid="node", periodic=False, inputs=name == "input")
         assert torch.allclose(moved, getattr(mirrored.pairs(), name), atol=1e-6)
@@ -142,19 +154,22 @@ def test_reading_and_a_stride(folder):
 def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp")})
     output, runs = tmp_path / "docs" / "results", tmp_path / "runs"
-    options = {"output": output, "runs": runs, "steps": 2, "device": "cpu", "quick": True}
+    options = {"output": output, "runs": runs, "device": "cpu", "quick": True}
     with monkeypatch.context() as patch:
         patch.setattr(study.Study, "figures", lambda *_: {})
-        airfoils(folder, seconds=0, **options)
+        study.airfoils(folder, seconds=0, **options)
     assert not (output / "airfoils-quick.csv").exists()
-    airfoils(folder, **options)
+    study.airfoils(folder, **options)
     path = output / "airfoils-quick.csv"
     rows = Results(path).rows
     assert {(row["label"], row["part"]) for row in rows if row["table"] == "main"} == {
         (model, part) for model in ("FNO", "T1+vp") for part in ("test", "original")
     }
-    changed = {(row["symmetric"], row["scaled"]) for row in rows if row["table"] == "ablation"}
-    assert changed == {("False", "True"), ("True", "False")}
+    changed = {tuple(row[what] for what in ("symmetric", "scaled", "masked")) for row in rows}
+    without = {("False", "True", "True"), ("True", "False", "True"), ("True", "True", "False")}
+    assert changed == {("", "", ""), ("True", "True", "True"), *without}  # the floors have no settings
+    budgets = {(row["label"], json.loads(row["case"])["options"]["budget"]) for row in rows if row["seconds"]}
+    assert budgets == {("FNO", study.QUICK_BUDGET), ("T1+vp", study.QUICK_BUDGET / 4)}
     held = {row["samples"] for row in rows if row["part"] == "original"}
     assert held == {"2"}
     figures = {picture.name for picture in (tmp_path / "docs" / "figures").iterdir()}
@@ -163,7 +178,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "train", None)  # whatever would train again, fails
     monkeypatch.setattr(study.Study, "figures", lambda *_: {})
     before = path.read_bytes()
-    airfoils(folder, **options)
+    study.airfoils(folder, **options)
     assert path.read_bytes() == before
     page = tmp_path / "reproduction.md"
     pages.write_page("airfoils", path, page)

@@ -162,12 +162,15 @@ def test_a_page_from_made_up_airfoils(tmp_path):
     errors = {"UNet": (0.10, 40.0), "FNO": (0.08, 100.0), "T1+vp": (0.082, 20.0)}
     for model, (error, seconds) in errors.items():
         for seed in range(5):
-            own = {"seed": seed, "train": 90, "samples": 26, "seconds": seconds, "symmetric": True, "scaled": True}
-            own |= {"relative_l2": error + 0.001 * seed, "outside": 0.9 * error, "milliseconds_per_step": seconds / 2}
+            own = {"seed": seed, "train": 90, "samples": 26, "seconds": seconds, "updates": 700, "optimizer": "muon"}
+            own["relative_l2"] = error + 0.001 * seed
             rows = [{**own, "part": "test"}, {**own, "part": "original", "relative_l2": 2 * error}]
             results.add(Case("airfoils", "main", model, {"seed": seed}), rows)
-    fewer = {"part": "test", "train": 25, "relative_l2": 0.164, "symmetric": True}
+    fewer = {"part": "test", "train": 25, "relative_l2": 0.164, "seed": 0}
     results.add(Case("airfoils", "samples", "T1+vp", {}), [fewer])
+    learned = {**fewer, "symmetric": True, "scaled": True, "masked": False, "relative_l2": 0.123}
+    results.add(Case("airfoils", "ablation", "T1+vp", {}), [learned])
+    results.add(Case("airfoils", "floor", "T1+vp", {}), [{"relative_l2": 0.0066, "modes": 100}])
     pages.write_page("airfoils", results.path, tmp_path / "reproduction.md")
     text = (tmp_path / "reproduction.md").read_text()
     assert "| T1+vp | 0.0840 ± 0.0016 (5) |" in text
@@ -175,7 +178,10 @@ def test_a_page_from_made_up_airfoils(tmp_path):
     assert "is met." in text
     assert "0.024, 1.3 h" in text
     assert "4.1 times the paper's error" in text
-    assert "1.95 times the error with all samples" in text
+    assert "| T1+vp | 25 samples | 0.164 |" in text
+    assert "2.00 times the error of the same seeds" in text
+    assert "| T1+vp | zeros inside to be learned | 0.123 |" in text
+    assert "hold: 0.0066 (T1+vp, 100 modes)." in text
     assert "physical units" not in text
 
 
