@@ -98,6 +98,18 @@ def test_cameras_stay_apart(tmp_path):
     assert not any((frame == ends[0, 0]).all() for frame in parts.train.trajectory[0])  # of later frames
 
 
+def test_the_recording_alone_or_nothing(tmp_path):
+    def sources(plumes):
+        return study.Study(tmp_path / "smoke", tmp_path, (plumes, 20), 1.0, 1, "cpu", True).sources
+
+    assert sources(3) == ["plumes"]
+    with pytest.raises(ValueError, match="nothing to learn from"):
+        smoke(tmp_path, output=tmp_path, runs=tmp_path, plumes=0, device="cpu", quick=True)
+    write_films(tmp_path / "smoke", frames=2)
+    assert sources(0) == ["recording"]
+    assert sources(3) == ["plumes", "recording"]
+
+
 def test_the_study_runs_resumes_and_draws(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp", "T1")})
     monkeypatch.setattr(study, "QUICK_RESOLUTION", (28, 26))

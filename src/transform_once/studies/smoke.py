@@ -1,4 +1,4 @@
-"""`t1 reproduce smoke`: FNO, T1, T1+ and T1+vp on rising smoke at 1062 × 600, simulated and filmed.
+"""`t1 reproduce smoke`: FNO, T1, T1+, T1+vp and T1Grid on rising smoke at 1062 × 600, simulated and filmed.
 
 Training as in the paper: models see two frames (H = 1) and predict the change to the next (order 1), rolled out over
 three steps in the loss; they are judged on ten. Every model gets the same seconds of training. The data are plumes of
@@ -12,7 +12,7 @@ import hashlib
 import json
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -27,6 +27,7 @@ from transform_once.evaluation.metrics import Metrics
 from transform_once.models.fno import FNO
 from transform_once.models.operator import Dynamics, Operator
 from transform_once.models.t1 import T1, T1Plus
+from transform_once.models.t1_grid import T1Grid
 from transform_once.processes import choose_device
 from transform_once.reports.curves import STYLE
 from transform_once.reports.figures import save_figure
@@ -60,12 +61,14 @@ MODELS: dict[str, Make] = {
     "T1": (T1, {"modes": 512, "width": 8, "depth": 4, "init": "xavier", "head_activation": "sine"}),
     "T1+": (T1Plus, {"modes": 224, "width": 128, "init": "xavier"}),
     "T1+vp": (T1Plus, {"modes": 224, "width": 128, "init": "vp"}),
+    "T1Grid": (T1Grid, {"modes": 224, "width": 32, "depth": 4}),  # ours
 }
 QUICK: dict[str, Make] = {
     "FNO": (FNO, {"modes": 6, "width": 8, "depth": 2}),
     "T1": (T1, {"modes": 24, "width": 4, "depth": 2, "init": "xavier", "head_activation": "sine"}),
     "T1+": (T1Plus, {"modes": 24, "width": 8, "init": "xavier"}),
     "T1+vp": (T1Plus, {"modes": 24, "width": 8, "init": "vp"}),
+    "T1Grid": (T1Grid, {"modes": 24, "width": 8, "depth": 2}),
 }
 RESOLUTION, QUICK_RESOLUTION = (1062, 600), (66, 38)
 KEPT = (16, 32, 48, 64, 96, 128, 192, 224, 256, 384, 512, 600)  # low-passes whose loss is shown
@@ -91,7 +94,8 @@ def smoke(
         data: Folder of the data sets; the videos smoke/scalarflow_camera*.mp4 are read where they are.
         output: Folder of smoke.csv and of the report of the runs, smoke.html; figures go to the folder figures beside.
         runs: Folder for the plumes, which are simulated once, and the run folders.
-        plumes: How many are simulated, for training, validation and test as 64, 20 and 20; the paper has 104 films.
+        plumes: How many are simulated, for training, validation and test as 64, 20 and 20; the paper has 104 films. 0:
+            none, for the recording alone, since a plume takes a CPU minutes.
         frames: Frames of each plume. 26 plumes of 150 frames take 10 GB, 104 take 40.
         budget: Seconds of training of every model; comparisons of integrators take a quarter of it each.
         seeds: Runs of every model.
@@ -102,12 +106,13 @@ def smoke(
     name = "smoke-quick" if quick else "smoke"
     results, pictures = Results(output / f"{name}.csv"), output.parent / "figures"
     study = Study(data / "smoke", runs / name, (plumes, frames), budget, seeds, str(choose_device(device)), quick)
+    if not study.sources:
+        raise ValueError(f"nothing to learn from: there is no recording in {data / 'smoke'}, and no plumes are wanted")
     left = run_study(study.cases(), results, study.work, seconds=seconds)
     pictures.mkdir(parents=True, exist_ok=True)
     for stem, figure in study.figures(results).items():
         print(save_figure(figure, pictures / f"{name}-{stem}.png"))
-    trained = study.trained("plumes") + study.trained("recording")
-    if trained:
+    if trained := study.trained("plumes") + study.trained("recording"):
         print(report(trained, output / f"{name}.html"))
     if not quick:
         write_page("smoke", results.path, output.parent / "reproduction.md")
@@ -230,18 +235,15 @@ class Study:
     def sources(self) -> list[str]:
         """The data that are there."""
         films = [self.folder / f"scalarflow_camera{number}.mp4" for number in (*TRAIN_CAMERAS, TEST_CAMERA)]
-        return ["plumes", *(["recording"] if all(film.exists() for film in films) else [])]
+        return ["plumes"] * (self.plumes[0] > 0) + ["recording"] * all(film.exists() for film in films)
 
     def parts(self, source: str) -> Parts:
         """The data of a source, kept for the next case."""
-        if source not in self.made:
-            count, frames = self.plumes
-            path = self.runs / f"plumes-{count}-{frames}.h5"
-            make: dict[str, Callable[[], Parts]] = {
-                "plumes": lambda: simulated(path, count, frames, self.resolution, self.device.split(":")[0]),
-                "recording": lambda: filmed(self.folder, self.resolution),
-            }
-            self.made[source] = make[source]()
+        if source not in self.made and source == "recording":
+            self.made[source] = filmed(self.folder, self.resolution)
+        elif source not in self.made:
+            path = self.runs / f"plumes-{self.plumes[0]}-{self.plumes[1]}.h5"
+            self.made[source] = simulated(path, *self.plumes, self.resolution, self.device.split(":")[0])
         return self.made[source]
 
     def cases(self) -> list[Case]:
@@ -341,8 +343,7 @@ class Study:
                 x = "DCT modes kept along each axis"
                 made[f"{source}-modes-mae"] = line_figure(kept, "modes", "mae", (x, "MAE of a frame"))
                 made[f"{source}-modes-psnr"] = line_figure(kept, "modes", "psnr", (x, "PSNR in dB"), ("log", "linear"))
-            folders = self.trained(source)
-            if folders:
+            if folders := self.trained(source):
                 groups, test = read_groups(folders, "rollout"), _from(self.parts(source).test, Dynamics(1, 1))
                 drawn = rollout_figure(groups, test, len(test) // 2, 0, torch.device(self.device))
                 made[f"{source}-rollout"] = drawn.pictures[""]
