@@ -10,11 +10,8 @@ of the points outside: a model that keeps few modes need not spend them on the j
 is of the whole image, as in the paper. Every model trains for a budget of seconds, the T1s for a quarter of it.
 """
 
-import hashlib
 import itertools
-import json
 import math
-import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -176,12 +173,6 @@ class Study:
         }
         return Case("airfoils", table, model, options)
 
-    def folder(self, case: Case) -> Path:
-        """The run folder of a case; cases of two tables that are trained alike share it, and are trained once."""
-        plain = re.sub(r"[^A-Za-z0-9+]+", "-", f"{case.label}-seed-{case.options['seed']}")
-        options = json.dumps(dict(case.options), sort_keys=True)
-        return self.runs / f"{plain}-{hashlib.sha256(options.encode()).hexdigest()[:6]}"
-
     def work(self, case: Case) -> list[Row]:
         """Train and judge one case: a row for the test part and one for the original samples."""
         options, test = case.options, self.parts["test"]
@@ -199,7 +190,7 @@ class Study:
             **{name: options[name] for name in ("optimizer", "learning_rate", "seed")},
             "device": self.device,
         }
-        held, folder = made(self.parts["validation"]), self.folder(case)
+        held, folder = made(self.parts["validation"]), case.folder(self.runs)
         try:
             run = train(model, made(own), held, output=folder, progress=False, **settings)
         except FloatingPointError as error:  # a rate that is too large is a result too
@@ -230,7 +221,7 @@ class Study:
         """The run folder of each model's first seed in the main table, as far as it is here and was judged."""
         done = [row for row in results.rows if row["table"] == "main" and row.get("learning_rate")]
         best = {row["label"]: (row["optimizer"], float(row["learning_rate"])) for row in done}
-        found = {model: self.folder(self._case("main", model, candidate, 0)) for model, candidate in best.items()}
+        found = {model: self._case("main", model, candidate, 0).folder(self.runs) for model, candidate in best.items()}
         return {model: folder for model, folder in found.items() if (folder / "metrics.json").exists()}
 
     def figures(self, results: Results) -> dict[str, "Figure"]:

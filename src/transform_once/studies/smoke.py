@@ -8,10 +8,7 @@ the plume, since all cameras film the same one; the last fifth of the frames of 
 Persistence, which says that nothing moves, is judged on the same windows.
 """
 
-import hashlib
-import json
 import math
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -264,11 +261,8 @@ class Study:
         return cases
 
     def run_folder(self, case: Case) -> Path:
-        """The run folder of a case; cases of two tables that are trained alike share it, and are trained once."""
-        source = case.table.split(":")[0]
-        plain = re.sub(r"[^A-Za-z0-9+]+", "-", f"{source}-{case.label}-seed-{case.options['seed']}")
-        options = json.dumps(dict(case.options), sort_keys=True)
-        return self.runs / f"{plain}-{hashlib.sha256(options.encode()).hexdigest()[:6]}"
+        """The run folder of a case, named after its source."""
+        return case.folder(self.runs, case.table.split(":")[0])
 
     def trained(self, table: str) -> list[Path]:
         """The run folders of the first seed of a main table that have been judged."""

@@ -1,6 +1,8 @@
 """A study: a list of cases with names of their own; finished ones are rows of a table and are not run again."""
 
+import hashlib
 import json
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -30,6 +32,13 @@ class Case:
     def name(self) -> str:
         """Study, table, label and the options that differ from case to case, readable and unique."""
         return json.dumps(asdict(self), sort_keys=True, default=str)
+
+    def folder(self, runs: Path, *prefix: str) -> Path:
+        """Its run folder; cases of two tables that are trained alike share it, and are trained once."""
+        words = "-".join([*prefix, self.label, "seed", str(self.options["seed"])])
+        options = json.dumps(dict(self.options), sort_keys=True)
+        plain = re.sub(r"[^A-Za-z0-9+]+", "-", words)
+        return runs / f"{plain}-{hashlib.sha256(options.encode()).hexdigest()[:6]}"
 
 
 class Results:
