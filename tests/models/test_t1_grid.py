@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import transform_once as t1
-from transform_once.models.t1_grid import GridLayer, periodic_coordinates
+from transform_once.models.t1_grid import GridLayer, gated, periodic_coordinates
 from transform_once.training.optimizers import matrix_weights
 
 
@@ -67,6 +67,34 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
 def product(u, z):
     """4g(u / 4) ⊙ g(z): sin(atan z) = z / √(1 + z²)."""
     return 4 * torch.atan(u / 4).sin() * torch.atan(z).sin()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16], ids=str)
+def test_the_product_and_its_derivative_are_those_of_the_formula(dtype):
+    torch.manual_seed(0)
+    u, z = (8 * torch.randn(2, 3, 5, 7)).to(dtype).requires_grad_(), torch.randn(2, 3, 5, 7).to(dtype).requires_grad_()
+    gradient = torch.randn(2, 3, 5, 7).to(dtype)
+    found = torch.autograd.grad(gated(u, z), (u, z), gradient)
+    u64, z64 = (x.detach().double().requires_grad_() for x in (u, z))
+    expected = torch.autograd.grad(product(u64, z64), (u64, z64), gradient.double())
+    close = {"rtol": 8 * torch.finfo(dtype).eps, "atol": 8 * torch.finfo(dtype).eps}
+    assert torch.allclose(gated(u, z).double(), product(u64, z64), **close)
+    assert all(torch.allclose(one.double(), true, **close) for one, true in zip(found, expected, strict=True))
+    if dtype == torch.float64:
+        assert torch.autograd.gradcheck(gated, (u, z))
+        assert torch.autograd.gradgradcheck(gated, (u, z))
+        under_func = torch.func.vmap(torch.func.grad(lambda a, b: gated(a, b).sum()))(u, z)
+        assert torch.allclose(under_func, torch.autograd.grad(product(u, z).sum(), u)[0])
+
+
+def test_what_is_huge_is_bounded_and_what_is_not_a_number_stays_so():
+    huge = torch.tensor([1e30, -1e30, torch.inf, 1e8, torch.nan], requires_grad=True)
+    one = torch.full((5,), 1e30, requires_grad=True)
+    found = gated(huge, one)
+    assert torch.allclose(found[:4], torch.tensor([4.0, -4.0, 4.0, 4.0]))
+    assert found[4].isnan()
+    slopes = torch.autograd.grad(found[:4].sum(), (huge, one))
+    assert all((slope[:4].abs() < 1e-6).all() for slope in slopes)
 
 
 def test_layers_that_act_on_all_waves_need_no_neighbours():

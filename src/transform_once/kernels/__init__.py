@@ -15,16 +15,19 @@ _launching = [True]  # whether Python launches kernels, or is about to record th
 
 
 def can_run(*tensors: Tensor) -> bool:
-    """Whether the kernels can work on these tensors: on an NVIDIA GPU since Ampere, and not while torch looks on.
-
-    What is compiled, exported or traced, or goes through torch.func, takes the plain way, which torch can follow.
-    """
+    """Whether the kernels can work on these tensors: on an NVIDIA GPU since Ampere, and not while torch looks on."""
     first = tensors[0]
-    if not first.is_cuda or torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
-        return False
-    if torch._C._are_functorch_transforms_active():
+    if not first.is_cuda or watched():
         return False
     return all(tensor.is_cuda and tensor.dtype in REAL for tensor in tensors) and _present(first.get_device())
+
+
+def watched() -> bool:
+    """Whether torch looks on: what is compiled, exported or traced, or goes through torch.func, takes the plain way."""
+    if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
+        return True
+    active: bool = torch._C._are_functorch_transforms_active()
+    return active
 
 
 def pays(numbers: int) -> bool:
