@@ -85,7 +85,7 @@ import os, sys
 class Watch:
     def find_spec(self, name, *_):
         if name == "torch":
-            print(os.environ.get("GOMP_SPINCOUNT"))
+            print(os.environ.get("GOMP_SPINCOUNT"), os.environ.get("THP_MEM_ALLOC_ENABLE"))
 sys.meta_path.insert(0, Watch())
 import transform_once
 transform_once.dct
@@ -94,11 +94,17 @@ transform_once.dct
 
 @pytest.mark.parametrize(
     ("given", "seen"),
-    [({}, "20000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "passive"}, "None")],
+    [
+        ({}, ["20000", "1"]),
+        ({"GOMP_SPINCOUNT": "7"}, ["7", "1"]),
+        ({"OMP_WAIT_POLICY": "passive"}, ["None", "1"]),
+        ({"THP_MEM_ALLOC_ENABLE": "0"}, ["20000", "0"]),
+    ],
     ids=str,
 )
-def test_how_long_threads_spin_is_set_before_torch_is_loaded_unless_the_user_says(given, seen):
-    kept = {name: value for name, value in os.environ.items() if name not in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")}
+def test_how_threads_spin_and_arrays_come_is_set_before_torch_is_loaded_unless_the_user_says(given, seen):
+    ours = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY", "THP_MEM_ALLOC_ENABLE")
+    kept = {name: value for name, value in os.environ.items() if name not in ours}
     words = [sys.executable, "-c", SEEN]
     found = subprocess.run(words, env={**kept, **given}, check=True, capture_output=True, text=True).stdout
-    assert found.split() == [seen]
+    assert found.split() == seen

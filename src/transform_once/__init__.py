@@ -49,10 +49,12 @@ if TYPE_CHECKING:
     from transform_once.training.run import load_models as load_models
     from transform_once.training.train import train as train
 
-# Threads that wait for one another spin, by default for so long that a step takes many times as long where others
-# want the cores too (docs/performance.md). This has an effect only before torch is loaded.
+# What torch reads when it is loaded (docs/performance.md). Threads that wait for one another spin, by default for so
+# long that a step takes many times as long where others want the cores too; and a large array on a CPU comes as pages
+# of 4 kB, which the system makes one by one, where it could come as pages of 2 MB.
 if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "20000")
+os.environ.setdefault("THP_MEM_ALLOC_ENABLE", "1")
 
 _HOMES = {
     "spectral.transforms": ("dct", "idct", "get_transform"),

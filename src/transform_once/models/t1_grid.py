@@ -65,8 +65,25 @@ class GridLayer(nn.Module):
                 if neighbours.few(K.block, v):
                     return neighbours.grid_layer(None, *form, [K.weight, *wave_rows(v, K.block)])
                 return neighbours.grid_layer(K(v), *form)
-        u = self.spectral(v) + self.around(self._with_differences(v) if self.neighbours else v)
+        u = self.spectral(v) + (self._around(v) if self.neighbours else self.around(v))
         return self.last(gated(u, self.gate(u))) + v
+
+    def _around(self, v: Tensor) -> Tensor:
+        """W on the channels and their differences; on a CPU as one convolution, unless that has 27 points."""
+        ndim = v.ndim - 2
+        if v.is_cuda or ndim == 3:
+            return self.around(self._with_differences(v))
+        weights = self.around.weight.flatten(1).unflatten(1, (1 + 2 * ndim, -1))
+        point, first, second = weights[:, 0], weights[:, 1::2] / 2, weights[:, 2::2] / 2
+        kernel = weights.new_zeros(*point.shape, *(3,) * ndim)
+        middle = (1,) * ndim
+        kernel[..., *middle] = point - 2 * second.sum(1)
+        for axis in range(ndim):
+            for place, weight in ((0, second[:, axis] - first[:, axis]), (2, second[:, axis] + first[:, axis])):
+                kernel[..., *middle[:axis], place, *middle[axis + 1 :]] = weight
+        beyond = nn.functional.pad(v, (1, 1) * ndim, "circular" if self.periodic else "replicate")
+        convolve = nn.functional.conv1d if ndim == 1 else nn.functional.conv2d
+        return convolve(beyond, kernel, self.around.bias)
 
     def _with_differences(self, v: Tensor) -> Tensor:
         """The channels, then their first and second differences along every axis.

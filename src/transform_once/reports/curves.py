@@ -1,6 +1,8 @@
-"""Line plots of the report, as SVG inside the page."""
+"""Line plots: of the report, as SVG inside the page, and of studies."""
 
 import io
+import math
+import statistics
 from collections.abc import Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
@@ -164,3 +166,27 @@ def shell_plot(target: Array, error: Array, kept: Array | None, transform: str, 
     alt = f"coefficients of target and error of {channel} by wave number, and the irreducible floor"
     styles = [("#555555", "-"), ("#c8442b", "-"), ("#1f5fa8", "--")]
     return line_plot(lines, (f"wave number ({waves} across the grid)", "RMS coefficient"), alt, styles=styles)
+
+
+def line_figure(
+    rows: Sequence[Mapping[str, Any]], x: str, y: str, titles: tuple[str, str], scales: tuple[str, str] = ("log", "log")
+) -> "Figure":
+    """Mean and standard deviation over rows that share label and `x`, a line for each label; finite numbers alone."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(5.6, 3.8), layout="constrained")
+        axes = figure.subplots()
+        for number, label in enumerate(dict.fromkeys(row["label"] for row in rows)):
+            found: dict[float, list[float]] = {}
+            for row in (row for row in rows if row["label"] == label and math.isfinite(float(row[y]))):
+                found.setdefault(float(row[x]), []).append(float(row[y]))
+            means = [statistics.fmean(found[at]) for at in sorted(found)]
+            spread = [statistics.stdev(found[at]) if len(found[at]) > 1 else 0.0 for at in sorted(found)]
+            colour, style = colour_of(number)
+            marker = "o" if len(found) < 16 else ""
+            axes.errorbar(sorted(found), means, spread, color=colour, ls=style, marker=marker, ms=3, label=label)
+        axes.set(xscale=scales[0], yscale=scales[1], xlabel=titles[0], ylabel=titles[1])
+        axes.legend()
+    return figure

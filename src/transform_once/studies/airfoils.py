@@ -30,7 +30,7 @@ from transform_once.models.t1 import T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
-from transform_once.reports.curves import STYLE
+from transform_once.reports.curves import STYLE, line_figure
 from transform_once.reports.figures import save_figure
 from transform_once.reports.page import report
 from transform_once.reports.panels import Scale
@@ -39,7 +39,7 @@ from transform_once.reports.paper_spectrum import spectrum_figure
 from transform_once.reports.paper_table import draw_image
 from transform_once.reports.paper_truncation import truncation_figure
 from transform_once.studies.airfoil_flows import Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
-from transform_once.studies.pages import line_figure, write_page
+from transform_once.studies.pages import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.run import load_models
 from transform_once.training.train import train
@@ -69,6 +69,7 @@ MODELS = {
     "FNO": Make(FNO, {"modes": 24, "width": 48, "depth": 6}),
     "T1+vp": Make(T1Plus, {"modes": 100, "width": 32, "init": "vp"}, QUARTER),
     "T1Grid": Make(T1Grid, {"modes": 48, "width": 32, "depth": 8, "waves": 4}, QUARTER),  # ours
+    "T1Grid, 32 modes": Make(T1Grid, {"modes": 32, "width": 32, "depth": 8, "waves": 4}, QUARTER),
 }
 QUICK_STRIDE, QUICK_BUDGET = 4, 0.1
 QUICK = {

@@ -26,7 +26,7 @@ from transform_once.models.operator import Dynamics, Operator
 from transform_once.models.t1 import T1, T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.processes import choose_device
-from transform_once.reports.curves import STYLE
+from transform_once.reports.curves import STYLE, line_figure
 from transform_once.reports.figures import save_figure
 from transform_once.reports.page import report
 from transform_once.reports.panels import spectrum_scale
@@ -37,7 +37,7 @@ from transform_once.reports.paper_selection import selection_figure
 from transform_once.reports.paper_table import draw_image, picture_size
 from transform_once.solvers import datasets
 from transform_once.spectral.transforms import dct, idct
-from transform_once.studies.pages import line_figure, write_page
+from transform_once.studies.pages import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.train import train
 
