@@ -198,7 +198,7 @@ def _airfoils(rows: Sequence[Row]) -> Iterator[str]:
     else:
         yield "Missing: the main table has not been run."
     floors = (row for row in rows if row["table"] == "floor")
-    found = ", ".join(f"{float(row['relative_l2']):.4f} ({row['label']}, {row['modes']} modes)" for row in floors)
+    found = ", ".join(f"{float(row['relative_l2']):.4f} with {row['modes']} modes" for row in floors)
     yield f"What dropping modes costs, airfoils filled with what the kept modes can hold: {found or 'missing'}."
     yield "### Samples, symmetry, scaling, mask"
     own, lines = [row for row in rows if row["table"] in ("samples", "ablation") and row["part"] == "test"], []
@@ -207,8 +207,9 @@ def _airfoils(rows: Sequence[Row]) -> Iterator[str]:
         seeds = {row["seed"] for row in group}
         whole = [row for row in main if row["label"] == label and row["seed"] in seeds]
         words = f"{_ratio(group, whole)} times the error of the same seeds with all of them."
-        lines.append([label, what, _spread(group, "relative_l2"), _spread(group, "pressure"), words])
-    yield _table(("model", "changed", "relative L2", "p", "in words"), lines) if lines else "Missing: not run yet."
+        lines.append([label, what, *(_spread(group, c) for c in ("relative_l2", "median", "validation")), words])
+    columns = ("model", "changed", "relative L2", "median", "on validation shapes", "in words")
+    yield _table(columns, lines) if lines else "Missing: not run yet."
     yield "### On samples of another group"
     original, lines = [row for row in rows if row["table"] == "main" and row["part"] == "original"], []
     for label in _labels(original):
@@ -235,10 +236,13 @@ def _verdict(rows: Sequence[Row], label: str) -> str:
     if not label.startswith("T1") or "FNO" not in rivals:
         return f"{error / paper.error:.1f} times the paper's error, on other data." if paper else "Not in the paper."
     best = min(rivals, key=lambda name: rivals[name])
-    own, slow = (
-        statistics.fmean(_values([r for r in rows if r["label"] == name], "seconds")) for name in (label, "FNO")
+    (own, middle), (slow, _), (_, other) = (
+        [_finite([r for r in rows if r["label"] == name], column) for column in ("seconds", "median")]
+        for name in (label, "FNO", best)
     )
-    return f"{_aimed(error / rivals[best], own / slow, best)}{'' if paper else ' Not in the paper.'}"
+    words = _aimed(error / rivals[best], (own or 0) / (slow or 1), best)
+    words += f" Of the medians the ratio is {middle / other:.2f}." if middle and other else ""
+    return words if paper else f"{words} Not in the paper."
 
 
 def _aimed(error: float, seconds: float, best: str) -> str:
