@@ -71,7 +71,7 @@ class GridLayer(nn.Module):
     def _around(self, v: Tensor) -> Tensor:
         """W on the channels and their differences; on a CPU as one convolution, unless that has 27 points."""
         ndim = v.ndim - 2
-        if v.is_cuda or ndim == 3:
+        if v.is_cuda or ndim == 3 or kernels.watched():
             return self.around(self._with_differences(v))
         weights = self.around.weight.flatten(1).unflatten(1, (1 + 2 * ndim, -1))
         point, first, second = weights[:, 0], weights[:, 1::2] / 2, weights[:, 2::2] / 2
