@@ -62,6 +62,7 @@ def test_a_layer_equals_its_formula_and_begins_as_the_identity(size, periodic):
         u = u + torch.einsum("oi,bi...->bo...", weights[:, 1 + 2 * axis], (right - left) / 2)
         u = u + torch.einsum("oi,bi...->bo...", weights[:, 2 + 2 * axis], (right + left) / 2 - v)
     assert torch.allclose(layer(v), layer.last(product(u, layer.gate(u))) + v, atol=1e-12)
+    assert torch.allclose(layer._around(v), layer.around(layer._with_differences(v)), atol=1e-12)
 
 
 def product(u, z):
