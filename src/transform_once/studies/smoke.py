@@ -327,7 +327,7 @@ class Study:
             by_time = [row for row in rows if row["kind"] == "all" and row.get("budget")]
             by_step = [row for row in rows if row["kind"] == "step" and row["table"] == source]
             kept = [row for row in results.rows if row["table"] == f"{source}: truncation"]
-            if by_time:
+            if len({row["budget"] for row in by_time}) > 1:
                 titles = ("seconds of training", "relative L2, 10 steps, test")
                 made[f"{source}-time"] = line_figure(by_time, "budget", "relative_l2", titles)
             if by_step:
