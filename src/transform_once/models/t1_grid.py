@@ -23,7 +23,7 @@ from transform_once.spectral.modes import ModeSet
 # Wave numbers of an axis in a layer of the body, by number of axes: more cost weights and bring little.
 MOST_WAVES = {1: 64, 2: 16, 3: 8}
 BOUND = 4.0  # of one side of the product in a layer: beyond the values of fields that are well scaled
-HUGE = 1e9  # whose square no precision fails to hold
+HUGE = 1e9  # whose square float32 and bfloat16 can hold
 MULTIPLE = 4  # points of an axis are a multiple of this: tensor cores are slow on odd sizes
 
 
@@ -123,7 +123,7 @@ def gated(u: Tensor, w: Tensor) -> Tensor:
 
 
 class _Gated(torch.autograd.Function):
-    """The same in a third of the passes over memory, there and back, which on a CPU are a fifth of a step."""
+    """The same in a third of the passes over memory, there and back, which are what it costs on a CPU."""
 
     @staticmethod
     def forward(ctx: Any, u: Tensor, w: Tensor) -> Tensor:
