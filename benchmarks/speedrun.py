@@ -2,7 +2,7 @@
 
     python benchmarks/speedrun.py search --seconds 560    # every candidate, 8 s each, judged on validation pairs
     python benchmarks/speedrun.py final --seconds 560     # the best of each model: all budgets, three seeds, test pairs
-    python benchmarks/speedrun.py li --seconds 560        # both for ten frames to ten frames at ν=1e-5
+    python benchmarks/speedrun.py li --seconds 560        # both for ten frames to ten frames; or search --only li, …
     python benchmarks/speedrun.py records --page docs/speedrun.md
     python benchmarks/speedrun.py search --device cpu --resolution 16 --samples 40 --held-out 10 --budgets 1    # a toy
 
@@ -31,6 +31,7 @@ from timed_runs import Deadline, Row, Table, run_rows, text, train_for
 
 import transform_once as t1
 from transform_once.config import Model
+from transform_once.evaluation.rollout import dynamics_of
 from transform_once.models.operator import Operator
 from transform_once.processes import choose_device
 from transform_once.solvers import datasets
@@ -237,8 +238,7 @@ class Speedrun:
     def _row(self, job: Row, tested: bool) -> Row:
         protocol, budget = self.protocol, float(job["budget"])
         candidate = protocol.candidates(job["flow"], job["model"])[job["candidate"]]
-        rolled = "history" in candidate.train
-        parts = load_parts(self._solve(job["flow"]), protocol.held_out, protocol.train, rolled)
+        parts = load_parts(self._solve(job["flow"]), protocol.held_out, protocol.train, candidate.train.get("history"))
 
         def make() -> Operator:
             given = strict(Model, at_resolution(candidate.model, protocol.resolution), "a model")
@@ -286,20 +286,26 @@ def _work(row: Row) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=2)
-def load_parts(path: Path, held_out: int, train: int, rolled: bool) -> dict[str, t1.Fields]:
+def load_parts(path: Path, held_out: int, train: int, history: int | None) -> dict[str, t1.Fields]:
     """The samples to train on, to choose by and to test on, in the form that a candidate takes them in."""
     fields = t1.Fields.open(path)
     if fields.kind == "trajectories":
         fields = fields.select(frames=slice(1, None))  # the initial field is none of them
     parts = zip(("test", "validation", "train"), fields.split(held_out, held_out, train), strict=True)
-    return {name: task(part.load(), rolled) for name, part in parts}
+    return {name: task(part.load(), history, judged=name != "train") for name, part in parts}
 
 
-def task(fields: t1.Fields, rolled: bool) -> t1.Fields:
-    """Trajectories as they are for a model that is rolled out; otherwise pairs: half of the frames to the others."""
-    if fields.kind == "pairs" or rolled:
+def task(fields: t1.Fields, history: int | None, judged: bool) -> t1.Fields:
+    """Pairs, half of the frames to the others; for a model that is rolled out, which has a history, trajectories.
+
+    Those that are judged begin with the frames that the model sees of the first half: the second half is predicted.
+    """
+    if fields.kind == "pairs":
         return fields
-    frames, half = fields.trajectory[:, :, 0], fields.frames // 2
+    half = fields.frames // 2
+    if history is not None:
+        return fields.select(frames=slice(half - 1 - history, None)) if judged else fields
+    frames = fields.trajectory[:, :, 0]
     about = {name: getattr(fields.metadata, name) for name in ("grid", "periodic", "source", "seed", "symmetries")}
     return t1.Fields(input=frames[:, :half], target=frames[:, half:], **about)
 
@@ -322,18 +328,17 @@ def _orbit_error(model: Operator, fields: t1.Fields, shifts: int) -> float:
     if fields.kind == "pairs":
         prediction = orbit_average(predictor(model), fields.input, fields, orbit)
         return float(relative_l2(prediction, fields.target.double()).mean())
-    half = fields.frames // 2
-    first, last = fields.trajectory.split([half, fields.frames - half], 1)
-    prediction = orbit_average(predictor(model, fields.frames - half), first, fields, orbit)
+    seen = dynamics_of(model).frames
+    first, last = fields.trajectory.split([seen, fields.frames - seen], 1)
+    prediction = orbit_average(predictor(model, fields.frames - seen), first, fields, orbit)
     return float(relative_l2(prediction, last.double()).mean())
 
 
 def _stages(speedrun: Speedrun, stage: str, budgets: Sequence[float]) -> Iterator[int]:
     """Runs that are left, stage by stage."""
-    flows = [name for name, flow in speedrun.protocol.flows.items() if bool(flow.frames) == (stage == "li")]
-    for flow in flows:
-        if set(speedrun.only) & (set(flows) - {flow}):
-            continue
+    flows = speedrun.protocol.flows
+    asked = set(speedrun.only) & set(flows) or {name for name in flows if bool(flows[name].frames) == (stage == "li")}
+    for flow in (name for name in flows if name in asked):
         left = speedrun.search(flow, budgets) if stage in ("search", "li") else 0
         yield left
         if stage == "final" or (stage == "li" and not left):
