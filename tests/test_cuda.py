@@ -266,12 +266,19 @@ def test_an_interrupted_run_continues_on_a_gpu(flow, tmp_path, monkeypatch):
     assert ours == pytest.approx(theirs, rel=1e-3)
 
 
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
-def test_rollouts_train_in_a_captured_graph(precision):
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [("T1", "float32"), ("T1", "bfloat16"), ("T1 with a mask", "float32"), ("FNO", "bfloat16")],
+)
+def test_rollouts_train_in_a_captured_graph(name, precision):
     _, w, _ = generate(6, 1e-3, [0.5 * i for i in range(1, 10)], 32)
-    film = Fields(trajectory=w, grid="node", periodic=True)
+    mask = torch.zeros(1, 1, 1, 32, 32, dtype=torch.bool)
+    mask[..., :4] = True
+    film = Fields(trajectory=w, grid="node", periodic=True, mask=mask if "mask" in name else None)
     torch.manual_seed(0)
-    model = t1.T1(2, 1, (32, 32), modes=9, width=16, depth=2, transform="fourier")
+    model = t1.FNO(2, 1, (32, 32), modes=4, width=16, depth=2)
+    if name != "FNO":
+        model = t1.T1(2, 1, (32, 32), modes=9, width=16, depth=2, transform="fourier")
     options = {"epochs": 6, "batch_size": 8, "device": "cuda", "progress": False, "precision": precision}
     run = t1.train(model, film[:5], film[5:], order=1, history=1, steps=3, **options)
     assert run.history[-1]["loss"] < run.history[0]["loss"]

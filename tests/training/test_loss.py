@@ -2,6 +2,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import transform_once as t1
 from transform_once.data.normalization import Normalization
@@ -66,6 +67,33 @@ def test_rollouts_on_kept_modes_have_the_error_of_their_fields(film, order, kind
     torch.testing.assert_close(plan.objective(model).eval()(batch).double(), exact, rtol=1e-4, atol=1e-6)
     fields = FieldObjective(model, grid, steps=3).eval()
     torch.testing.assert_close(fields({"trajectory": windows}).double(), exact, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["FNO", "T1", "T1 with maps of fields"])
+def test_rollouts_in_the_loss_ask_the_host_for_nothing(film, name):
+    """No step of a loss may wait for the device or copy from the host: neither could be captured on a GPU."""
+    model = t1.FNO(2, 1, (12, 12), modes=3, width=4, depth=1)
+    if name != "FNO":
+        model = t1.T1(2, 1, (12, 12), modes=5, width=4, depth=1, local="conv" if "maps" in name else None)
+    make_plan(model, film, None, Training(history=1, steps=3, symmetries=False)).prepare(model)
+    objective, batch = FieldObjective(model, film, steps=3), {"trajectory": film.trajectory[:, :5]}
+    objective(batch)
+    with Operations() as seen:
+        objective(batch)
+    assert seen.names & {"aten::mm", "aten::bmm"}
+    assert not seen.names & {"aten::equal", "aten::_local_scalar_dense", "aten::index", "aten::lift_fresh"}
+
+
+class Operations(TorchDispatchMode):
+    """The names of what is computed within."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.names.add(func.name().split(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("normalization", ["none", "standard", "unit"])

@@ -33,14 +33,22 @@ def rollout(model: Operator, first_frames: Tensor, steps: int, *, frames: Sequen
     Of the first frames the last `model.dynamics.frames` are used. `frames` picks steps to return, counted from 1; the
     others are never transformed back. Gradients flow; wrap the call in `torch.no_grad()` to predict only.
     """
+    return rollout_through(model, first_frames, steps, steps_in_kspace(model), frames)
+
+
+def rollout_through(
+    model: Operator, first_frames: Tensor, steps: int, in_kspace: bool, frames: Sequence[int] | None = None
+) -> Tensor:
+    """`rollout`, told whether it can stay on the kept modes: asking a model on a GPU waits for it."""
     dynamics = dynamics_of(model)
     wanted = range(1, steps + 1) if frames is None else frames
     _check(model, dynamics, first_frames, steps, wanted)
     first_frames = first_frames[:, -dynamics.frames :].to(next(model.parameters()).dtype)
     chosen = [step - 1 for step in wanted]
-    if steps_in_kspace(model):
+    if in_kspace:
+        assert isinstance(model, SpectralOperator)  # told to the type checker
         return _through_kspace(model, first_frames, steps, chosen)
-    return field_rollout(model, first_frames, steps)[:, chosen]
+    return _picked(field_rollout(model, first_frames, steps), chosen)
 
 
 def _through_kspace(model: SpectralOperator, first_frames: Tensor, steps: int, chosen: list[int]) -> Tensor:
@@ -49,13 +57,20 @@ def _through_kspace(model: SpectralOperator, first_frames: Tensor, steps: int, c
     shift, scale = _state_units(model, first_frames)
     known = (first_frames - shift) / scale
     first = T.forward(known.flatten(0, 1), model.ndim, model.modes).unflatten(0, known.shape[:2]) / resampled
-    Z = kspace_rollout(model, first, steps)[:, chosen].to(first.dtype)
+    Z = _picked(kspace_rollout(model, first, steps), chosen).to(first.dtype)
     z = T.inverse(Z.flatten(0, 1) * resampled, model.ndim, grid, model.modes).unflatten(0, Z.shape[:2])
     if model.memory is not None:
         outside = known[:, -1] - T.inverse(first[:, -1] * resampled, model.ndim, grid, model.modes)
-        factors = remembered(model.memory, steps)[chosen].to(z.dtype)
+        factors = _picked(remembered(model.memory, steps)[None], chosen)[0].to(z.dtype)
         z = z + factors.reshape(*factors.shape, *(1,) * model.ndim) * outside[:, None]
     return z * scale + shift
+
+
+def _picked(states: Tensor, chosen: Sequence[int]) -> Tensor:
+    """Some of (batch, steps, …), without an index: a list becomes a tensor on the host, which no graph can copy."""
+    if list(chosen) == list(range(states.shape[1])):
+        return states
+    return torch.stack([states[:, step] for step in chosen], 1)
 
 
 def remembered(memory: Tensor, steps: int) -> Tensor:

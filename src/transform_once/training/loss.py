@@ -21,7 +21,7 @@ from transform_once.data.fields import Fields
 from transform_once.data.metadata import Metadata
 from transform_once.data.spectra import Spectra
 from transform_once.data.symmetries import Symmetry, draw
-from transform_once.evaluation.rollout import kspace_rollout, remembered, rollout
+from transform_once.evaluation.rollout import kspace_rollout, remembered, rollout_through, steps_in_kspace
 from transform_once.models.operator import Operator, SpectralOperator
 
 Batch = dict[str, Tensor]
@@ -169,6 +169,7 @@ class FieldObjective(Objective):
     ) -> None:
         super().__init__(model, symmetries, precision, steps)
         self.metadata: Metadata = fields.metadata
+        self.in_kspace = model.dynamics is not None and steps_in_kspace(model)  # a captured step cannot ask
         if symmetries and fields[:1].mask is not None and not _by_whole_steps(symmetries, fields):
             raise ValueError("fields with a mask cannot be shifted by fractions of a grid step: set symmetries=False")
 
@@ -181,7 +182,7 @@ class FieldObjective(Objective):
             frames = batch["trajectory"]
             first = frames.shape[1] - self.steps
             with self._autocast(device):
-                prediction = rollout(self.model, frames[:, :first], self.steps)
+                prediction = rollout_through(self.model, frames[:, :first], self.steps, self.in_kspace)
             mask = batch.get("mask")
             mask = mask[:, first:] if mask is not None and mask.shape[1] > 1 else mask
             return relative_l2(prediction, frames[:, first:], mask)
