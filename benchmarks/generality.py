@@ -148,7 +148,7 @@ def draw(rows: Sequence[Row], path: Path) -> Path:
             for x, (_, errors) in zip(where, found, strict=True):
                 axes.plot([x] * len(errors), errors, ".", color="#222222", markersize=3)
         axes.set(yscale="log", ylabel="relative L2, test pairs")
-        axes.set_xticks(range(len(_known(rows))), _known(rows))
+        axes.set_xticks(range(len(_known(rows))), [problem.replace(" ", "\n") for problem in _known(rows)])
         axes.grid(axis="x", visible=False)
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
         return save_figure(figure, path)
