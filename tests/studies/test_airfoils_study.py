@@ -44,6 +44,26 @@ def test_no_shape_is_in_two_parts(numbers, held):
     assert all(len(flows) for flows in parts.values())
 
 
+@given(st.integers(5, 30))
+@settings(max_examples=20, deadline=None)
+def test_every_shape_is_in_the_test_of_one_fold(count):
+    flows = made_up([f"foil{n}_100_{n}" for n in range(count)], 4)
+    folds = [split(flows, fold=fold) for fold in range(airfoil_flows.FOLDS)]
+    tested = [name for parts in folds for name in parts["test"].names]
+    assert sorted(tested) == sorted(flows.names)
+    assert {len(parts["validation"]) for parts in folds} == {max(1, round(0.15 * count))}
+
+
+def test_the_numbers_of_samples_are_compared_with_the_same_seeds():
+    def row(table, seed, train, label="FNO"):
+        return {"table": table, "label": label, "seed": seed, "train": train}
+
+    rows = [row("main", "0", "90"), row("main", "1", "86"), row("main", "2", "50"), row("main", "0", "90", "UNet")]
+    fewer = [row("samples", "0", "25"), row("samples", "1", "25")]
+    found = study._by_samples([*rows, *fewer, row("ablation", "0", "90")])
+    assert found == [*fewer, row("main", "0", 88), row("main", "1", 88)]
+
+
 def test_too_few_shapes():
     with pytest.raises(ValueError, match="3 different airfoils"):
         split(made_up(["a_1_2", "a_3_4", "b_5_6"], 4))
@@ -154,6 +174,7 @@ def test_reading_and_a_stride(folder):
 
 def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp")})
+    monkeypatch.setattr(study, "SAMPLES", (2,))
     output, runs = tmp_path / "docs" / "results", tmp_path / "runs"
     options = {"output": output, "runs": runs, "device": "cpu", "quick": True}
     with monkeypatch.context() as patch:
@@ -171,6 +192,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     assert changed == {("", "", ""), ("True", "True", "True"), *without}  # the floors have no settings
     budgets = {(row["label"], json.loads(row["case"])["options"]["budget"]) for row in rows if row["seconds"]}
     assert budgets == {("FNO", study.QUICK_BUDGET), ("T1+vp", study.QUICK_BUDGET / 4)}
+    assert {row["train"] for row in rows if row["table"] == "samples"} == {"2"}
     held = {row["samples"] for row in rows if row["part"] == "original"}
     assert held == {"2"}
     figures = {picture.name for picture in (tmp_path / "docs" / "figures").iterdir()}

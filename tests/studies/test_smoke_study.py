@@ -187,7 +187,7 @@ def test_a_page_from_made_up_airfoils(tmp_path):
     text = (tmp_path / "reproduction.md").read_text()
     assert "| T1+vp | 0.0840 ± 0.0016 (5) |" in text
     assert "1.02 times the error of FNO, the best baseline, in 0.20 of FNO's training time" in text
-    assert "is met. Of the medians the ratio is 1.02." in text
+    assert "is met. Of the medians the ratio is 1.02. Split by split it is 1.02 to 1.02." in text
     assert "0.024, 1.3 h" in text
     assert "4.1 times the paper's error" in text
     assert "| T1+vp | 25 samples | 0.164 | 0.1 | 0.5 | 2.00 times" in text

@@ -17,7 +17,8 @@ from transform_once.studies.study import Row
 
 MIRROR = Symmetry(signs=(1, -1), offset=(0.0, 1.0), factors=(1.0, 1.0, -1.0), input_factors=(1.0, -1.0, 1.0))
 CHANNELS = ("pressure", "velocity_x", "velocity_y")
-SHARES = {"test": 0.2, "validation": 0.15}  # of the shapes; the rest is for training
+FOLDS = 5  # every shape is in the test part of one of them
+VALIDATION = 0.15  # of the shapes, the next ones in their order; the rest is for training
 
 
 @dataclass(frozen=True, eq=False)
@@ -122,14 +123,15 @@ def shapes_of(names: Sequence[str]) -> list[str]:
     return [name.rsplit("_", 2)[0] for name in names]
 
 
-def split(flows: Flows, for_test: Sequence[str] = ()) -> dict[str, Flows]:
-    """Training, validation and test parts, no shape in two of them; shapes `for_test` are kept from the others."""
+def split(flows: Flows, for_test: Sequence[str] = (), fold: int = 0) -> dict[str, Flows]:
+    """Training, validation and test parts, no shape in two of them; shapes `for_test` are in the test of every fold."""
     own = shapes_of(flows.names)
     drawn = np.random.default_rng(0).permutation(sorted(set(own) - set(for_test))).tolist()
-    counts = [max(1, round(share * len(drawn))) for share in SHARES.values()]
+    first, end = (round(part * len(drawn) / FOLDS) for part in (fold, fold + 1))
+    counts = [max(1, end - first), max(1, round(VALIDATION * len(drawn)))]
     if sum(counts) >= len(drawn):
         raise ValueError(f"flows around 3 different airfoils or more are needed for three parts; got {len(drawn)}")
-    test, validation, rest = np.split(np.array(drawn), np.cumsum(counts))
+    test, validation, rest = np.split(np.roll(drawn, -first), np.cumsum(counts))
     shapes = {"train": set(rest), "validation": set(validation), "test": {*test, *for_test}}
     order = np.random.default_rng(1).permutation(len(own)).tolist()  # so that the first 25 are any 25
     return {part: flows[[i for i in order if own[i] in chosen]] for part, chosen in shapes.items()}

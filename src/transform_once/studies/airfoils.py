@@ -7,11 +7,13 @@ p/|v|² less its mean over the fluid, u/|v| and v/|v|; inside the airfoil all ar
 to solutions. The error is the relative L2 over the whole image, as in the paper, of these dimensionless fields,
 whatever a model was trained on. Where the airfoil is, is known, so every prediction is zero there, and the loss is that
 of the points outside: a model that keeps few modes need not spend them on the jump at the wall. In an ablation the loss
-is of the whole image, as in the paper. Every model trains for a budget of seconds, the T1s for a quarter of it.
+is of the whole image, as in the paper. Every model trains for a budget of seconds, the T1s for a quarter of it. Each of
+the five seeds has another fifth of the shapes for its test, so that every flow is judged once.
 """
 
 import itertools
 import math
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +40,7 @@ from transform_once.reports.paper_data import shown
 from transform_once.reports.paper_spectrum import spectrum_figure
 from transform_once.reports.paper_table import draw_image
 from transform_once.reports.paper_truncation import truncation_figure
-from transform_once.studies.airfoil_flows import Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
+from transform_once.studies.airfoil_flows import FOLDS, Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
 from transform_once.studies.pages import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.run import load_models
@@ -48,7 +50,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SAMPLES = (25, 50, 100, 200)  # fewer than all, for the error against the number of samples
-SEEDS = (0, 1, 2, 3, 4)
+SEEDS = tuple(range(FOLDS))  # each with a split of its own
 FEWER_SEEDS = SEEDS[:3]  # of fewer samples, and of ablations
 CANDIDATES = (("adamw", 3e-3), ("muon", 1e-2))  # optimisers and learning rates that every model tries
 BATCH = 8
@@ -68,7 +70,8 @@ MODELS = {
     "UNet": Make(UNet, {"width": 64}),
     "FNO": Make(FNO, {"modes": 24, "width": 48, "depth": 6}),
     "T1+vp": Make(T1Plus, {"modes": 100, "width": 32, "init": "vp"}, QUARTER),
-    "T1Grid": Make(T1Grid, {"modes": 48, "width": 32, "depth": 8, "waves": 4}, QUARTER),  # ours
+    "T1+vp, 48 modes": Make(T1Plus, {"modes": 48, "width": 32, "init": "vp"}, QUARTER),  # as all below, ours
+    "T1Grid": Make(T1Grid, {"modes": 48, "width": 32, "depth": 8, "waves": 4}, QUARTER),
     "T1Grid, 32 modes": Make(T1Grid, {"modes": 32, "width": 32, "depth": 8, "waves": 4}, QUARTER),
 }
 QUICK_STRIDE, QUICK_BUDGET = 4, 0.1
@@ -107,7 +110,7 @@ def airfoils(
     results, pictures = Results(output / f"{name}.csv"), output.parent / "figures"
     flows = read_flows(data / "airfoil" / "openfoam.npz", further or (), stride)
     original = of_fields(read(data / "airfoil" / "dfp_original", stride=stride))
-    parts = split(flows, shapes_of(original.names))
+    parts = [split(flows, shapes_of(original.names), fold) for fold in range(FOLDS)]
     budget = QUICK_BUDGET if quick else budget
     study = Study(parts, original, models, runs / name, str(choose_device(device)), budget, quick)
     search = study.search()
@@ -129,9 +132,9 @@ def airfoils(
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """The cases, and the work that each of them is."""
+    """The cases, and the work that each of them is; `parts` are those of each fold."""
 
-    parts: Mapping[str, Flows]
+    parts: Sequence[Mapping[str, Flows]]
     original: Flows
     models: Mapping[str, Make]
     runs: Path
@@ -150,7 +153,7 @@ class Study:
     def cases(self, best: Mapping[str, Candidate]) -> list[Case]:
         """The main table; then fewer samples, and without symmetry, scaling and mask, seed by seed."""
         seeds, fewer = (SEEDS[:1], SEEDS[:1]) if self.quick else (SEEDS, FEWER_SEEDS)
-        known = len(self.parts["train"])
+        known = min(len(parts["train"]) for parts in self.parts)
         changes = [("samples", {"train": count}) for count in SAMPLES if count < known]
         changes += [("ablation", {what: False}) for what in ("symmetric", "scaled", "masked")]
         cases = [self._case("main", model, best[model], seed) for seed in seeds for model in self.models]
@@ -163,7 +166,8 @@ class Study:
         optimizer, rate = candidate
         make = self.models[model]
         options = {
-            "train": len(self.parts["train"]),
+            "fold": seed % FOLDS,
+            "train": len(self.parts[seed % FOLDS]["train"]),
             **dict.fromkeys(("symmetric", "scaled", "masked"), True),
             **changed,
             **make.options,
@@ -176,10 +180,12 @@ class Study:
 
     def work(self, case: Case) -> list[Row]:
         """Train and judge one case: a row for the test part and one for the original samples."""
-        options, test = case.options, self.parts["test"]
+        options = case.options
+        parts = self.parts[options.get("fold", 0)]
+        test = parts["test"]
         if case.table == "floor":
             return [{"part": "test", "modes": options["modes"], **errors(rebuilt(test, options["modes"]), test)}]
-        own = self.parts["train"][range(options["train"])]
+        own = parts["train"][range(options["train"])]
         sigma = None if options["scaled"] else own.physical.std((0, 2, 3))
         made = partial(Flows.pairs, sigma=sigma, symmetric=options["symmetric"], masked=options["masked"])
         torch.manual_seed(options["seed"])
@@ -191,7 +197,7 @@ class Study:
             **{name: options[name] for name in ("optimizer", "learning_rate", "seed")},
             "device": self.device,
         }
-        held, folder = made(self.parts["validation"]), case.folder(self.runs)
+        held, folder = made(parts["validation"]), case.folder(self.runs)
         try:
             run = train(model, made(own), held, output=folder, progress=False, **settings)
         except FloatingPointError as error:  # a rate that is too large is a result too
@@ -200,7 +206,7 @@ class Study:
         if not run.finished:
             raise SystemExit(130)
         facts = run.description
-        asked = ("train", "symmetric", "scaled", "masked", "optimizer", "learning_rate", "seed")
+        asked = ("fold", "train", "symmetric", "scaled", "masked", "optimizer", "learning_rate", "seed")
         about: Row = {key: options[key] for key in asked}
         about |= {
             "updates": run.history[-1]["step"],
@@ -227,7 +233,7 @@ class Study:
 
     def figures(self, results: Results) -> dict[str, "Figure"]:
         """Truncation and spectrum of the data; predictions of the first seeds; error against the number of samples."""
-        test, modes = self.parts["test"].pairs(masked=False), self.models["T1+vp"].options["modes"]
+        test, modes = self.parts[0]["test"].pairs(masked=False), self.models["T1+vp"].options["modes"]
         both = [(array, shown(test, array, [0])) for array in ("input", "target")]
         made = {
             "truncation": truncation_figure(shown(test), modes).pictures[""],
@@ -235,13 +241,13 @@ class Study:
         }
         if trained := self.trained(results):
             made["predictions"] = self._predictions(trained)
-        rows = [row for row in results.rows if row["table"] in ("main", "samples") and row["part"] == "test"]
+        rows = _by_samples([row for row in results.rows if row["part"] == "test"])
         titles = ("training samples", "relative L2, unseen shapes")
         return made | ({"samples": line_figure(rows, "train", "relative_l2", titles)} if rows else {})
 
     def _predictions(self, folders: Mapping[str, Path]) -> "Figure":
         """Pressure with arrows of the velocity, x to the right and y up: truth, predictions, errors of the pressure."""
-        flows = self.parts["test"][[0]]  # any: their order is random
+        flows = self.parts[0]["test"][[0]]  # any: their order is random
         pictures = {"truth": flows.fields[0].double()}
         for name, folder in folders.items():
             found = _predicted(load_models(folder)[0], flows.pairs().input, self.device)
@@ -259,6 +265,15 @@ def _best(results: Results, search: Sequence[Case], model: str) -> Candidate:
     own = [case for case in search if case.table == "search" and case.label == model]
     chosen = min(own, key=lambda case: float(results.of(case)[0]["validation"])).options
     return chosen["optimizer"], chosen["learning_rate"]
+
+
+def _by_samples(rows: Sequence[Row]) -> list[Row]:
+    """The runs with fewer samples, and with all of them those of the same seeds, whose number differs by fold."""
+    fewer = [row for row in rows if row["table"] == "samples"]
+    same = {(row["label"], row["seed"]) for row in fewer}
+    whole = [row for row in rows if row["table"] == "main" and (row["label"], row["seed"]) in same]
+    count = round(statistics.fmean(int(row["train"]) for row in whole)) if whole else 0
+    return fewer + [{**row, "train": count} for row in whole]
 
 
 def _draw_flows(name: str, pictures: Mapping[str, Tensor], inside: Tensor) -> "Figure":
