@@ -93,7 +93,8 @@ def _run(verb: str, words: list[str]) -> None:
                 name = ".".join(part for part in found.groups() if part)
                 known = [action.dest for action in self._actions if action.dest not in ("help", "print_shtab")]
                 message, near = f"there is no option {name!r}", f"; {nearest(name, known)}"
-            message = message.replace("the following arguments are required: data.path", "give the data: --data FILE")
+            lacking, where = "the following arguments are required: data", "FOLDER" if "reproduce" in verb else "FILE"
+            message = re.sub(rf"{lacking}(\.path)?$", f"give the data: --data {where}", message)
             message = re.sub(r"Expected a typing.Literal(\[.*?\])", r"expected one of \1", message)
             print(f"t1 {verb}: {' '.join(message.split())}{near}", file=sys.stderr)
             sys.exit(2)
