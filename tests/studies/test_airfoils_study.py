@@ -172,6 +172,9 @@ def test_reading_and_a_stride(folder):
     assert torch.allclose(original.stream, flows.stream[:2])
 
 
+FIGURES = ("truncation", "spectrum", "predictions", "angles", "samples")
+
+
 def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp")})
     monkeypatch.setattr(study, "SAMPLES", (2,))
@@ -196,7 +199,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     held = {row["samples"] for row in rows if row["part"] == "original"}
     assert held == {"2"}
     figures = {picture.name for picture in (tmp_path / "docs" / "figures").iterdir()}
-    assert figures == {f"airfoils-quick-{stem}.png" for stem in ("truncation", "spectrum", "predictions", "samples")}
+    assert figures == {f"airfoils-quick-{stem}.png" for stem in FIGURES}
     assert (output / "airfoils-quick.html").stat().st_size > 10_000
     monkeypatch.setattr(study, "train", None)  # whatever would train again, fails
     monkeypatch.setattr(study.Study, "figures", lambda *_: {})

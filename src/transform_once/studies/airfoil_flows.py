@@ -48,6 +48,11 @@ class Flows:
         return self.stream.norm(dim=1).reshape(-1, 1, 1, 1)
 
     @property
+    def angle(self) -> Tensor:
+        """Of the free stream against the chord, in degrees, without sign, (n,)."""
+        return torch.rad2deg(torch.atan2(self.stream[:, 1], self.stream[:, 0])).abs()
+
+    @property
     def physical(self) -> Tensor:
         """p, u and v in the units of the free stream, the pressure with its level."""
         units = torch.cat([self.speed**2, self.speed, self.speed], 1)
@@ -139,19 +144,17 @@ def split(flows: Flows, for_test: Sequence[str] = (), fold: int = 0) -> dict[str
 
 def errors(prediction: Tensor, flows: Flows) -> Row:
     """Relative L2 of dimensionless fields, zero inside the airfoil: mean and median of samples, means by channel."""
+    whole = errors_of_each(prediction, flows)
+    channels = errors_of_each(prediction, flows, by_channel=True).mean(0).tolist()
+    about = {"samples": len(flows), "relative_l2": float(whole.mean()), "median": float(whole.quantile(0.5))}
+    return about | dict(zip(CHANNELS, channels, strict=True))
+
+
+def errors_of_each(prediction: Tensor, flows: Flows, by_channel: bool = False) -> Tensor:
+    """The relative L2 of every flow (n,), or of its channels (n, 3)."""
     error, truth = (prediction.double() - flows.fields) * ~flows.inside, flows.fields.double()
-
-    def relative(e: Tensor, y: Tensor) -> Tensor:
-        return e.flatten(1).norm(dim=1) / y.flatten(1).norm(dim=1)
-
-    whole = relative(error, truth)
-    per_channel = {name: float(relative(error[:, c], truth[:, c]).mean()) for c, name in enumerate(CHANNELS)}
-    return {
-        "samples": len(flows),
-        "relative_l2": float(whole.mean()),
-        "median": float(whole.quantile(0.5)),
-        **per_channel,
-    }
+    first = 2 if by_channel else 1
+    return error.flatten(first).norm(dim=first) / truth.flatten(first).norm(dim=first)
 
 
 def rebuilt(flows: Flows, modes: int) -> Tensor:

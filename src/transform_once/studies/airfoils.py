@@ -32,7 +32,7 @@ from transform_once.models.t1 import T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
-from transform_once.reports.curves import STYLE, line_figure
+from transform_once.reports.curves import STYLE, colour_of, line_figure
 from transform_once.reports.figures import save_figure
 from transform_once.reports.page import report
 from transform_once.reports.panels import Scale
@@ -40,7 +40,17 @@ from transform_once.reports.paper_data import shown
 from transform_once.reports.paper_spectrum import spectrum_figure
 from transform_once.reports.paper_table import draw_image
 from transform_once.reports.paper_truncation import truncation_figure
-from transform_once.studies.airfoil_flows import FOLDS, Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
+from transform_once.studies.airfoil_flows import (
+    FOLDS,
+    Flows,
+    errors,
+    errors_of_each,
+    of_fields,
+    read_flows,
+    rebuilt,
+    shapes_of,
+    split,
+)
 from transform_once.studies.pages import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.run import load_models
@@ -55,6 +65,7 @@ FEWER_SEEDS = SEEDS[:3]  # of fewer samples, and of ablations
 CANDIDATES = (("adamw", 3e-3), ("muon", 1e-2))  # optimisers and learning rates that every model tries
 BATCH = 8
 QUARTER = 0.25  # of the budget, for the T1s
+DEGREES = 4  # of the free stream's angle, whose flows have a median in the picture
 Candidate = tuple[str, float]
 
 
@@ -224,15 +235,17 @@ class Study:
             rows.append({"part": part, **about, **errors(found, flows)})
         return rows
 
-    def trained(self, results: Results) -> dict[str, Path]:
-        """The run folder of each model's first seed in the main table, as far as it is here and was judged."""
+    def trained(self, results: Results, seed: int = 0) -> dict[str, Path]:
+        """The run folder of each model with a seed in the main table, as far as it is here and was judged."""
         done = [row for row in results.rows if row["table"] == "main" and row.get("learning_rate")]
         best = {row["label"]: (row["optimizer"], float(row["learning_rate"])) for row in done}
-        found = {model: self._case("main", model, candidate, 0).folder(self.runs) for model, candidate in best.items()}
+        found = {
+            model: self._case("main", model, candidate, seed).folder(self.runs) for model, candidate in best.items()
+        }
         return {model: folder for model, folder in found.items() if (folder / "metrics.json").exists()}
 
     def figures(self, results: Results) -> dict[str, "Figure"]:
-        """Truncation and spectrum of the data; predictions of the first seeds; error against the number of samples."""
+        """Truncation and spectrum of the data; predictions of first seeds; errors against angle, number of samples."""
         test, modes = self.parts[0]["test"].pairs(masked=False), self.models["T1+vp"].options["modes"]
         both = [(array, shown(test, array, [0])) for array in ("input", "target")]
         made = {
@@ -241,9 +254,20 @@ class Study:
         }
         if trained := self.trained(results):
             made["predictions"] = self._predictions(trained)
+            made["angles"] = self._angles(results)
         rows = _by_samples([row for row in results.rows if row["part"] == "test"])
         titles = ("training samples", "relative L2, unseen shapes")
         return made | ({"samples": line_figure(rows, "train", "relative_l2", titles)} if rows else {})
+
+    def _angles(self, results: Results) -> "Figure":
+        """The error of every flow in the test of the split that it is in, against the angle of the free stream."""
+        found: dict[str, list[Tensor]] = {}
+        for seed in SEEDS:
+            flows = self.parts[seed % FOLDS]["test"]
+            for name, folder in self.trained(results, seed).items():
+                predicted = _predicted(load_models(folder)[0], flows.pairs().input, self.device)
+                found.setdefault(name, []).append(torch.stack([flows.angle.double(), errors_of_each(predicted, flows)]))
+        return _draw_angles({name: torch.cat(parts, 1) for name, parts in found.items()})
 
     def _predictions(self, folders: Mapping[str, Path]) -> "Figure":
         """Pressure with arrows of the velocity, x to the right and y up: truth, predictions, errors of the pressure."""
@@ -274,6 +298,27 @@ def _by_samples(rows: Sequence[Row]) -> list[Row]:
     whole = [row for row in rows if row["table"] == "main" and (row["label"], row["seed"]) in same]
     count = round(statistics.fmean(int(row["train"]) for row in whole)) if whole else 0
     return fewer + [{**row, "train": count} for row in whole]
+
+
+def _draw_angles(found: Mapping[str, Tensor]) -> "Figure":
+    """A point for each flow, (angle, error), and a line through the medians of every four degrees."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(STYLE):
+        figure = Figure(figsize=(6.4, 4.0), layout="constrained")
+        axes = figure.subplots()
+        for number, (name, (angle, error)) in enumerate(found.items()):
+            colour, style = colour_of(number)
+            axes.plot(angle, error, ".", color=colour, markersize=2.5, alpha=0.4)
+            groups = angle.div(DEGREES).long()
+            middle = [float(error[groups == group].median()) for group in groups.unique()]
+            axes.plot(DEGREES * (groups.unique() + 0.5), middle, style, color=colour, label=name)
+        axes.set(
+            yscale="log", xlabel="angle of the free stream in degrees", ylabel="relative L2 of a flow, unseen shapes"
+        )
+        figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
+    return figure
 
 
 def _draw_flows(name: str, pictures: Mapping[str, Tensor], inside: Tensor) -> "Figure":
