@@ -68,10 +68,16 @@ def run_study(
     seconds: float | None = None,
     say: Callable[[str], None] = print,
 ) -> int:
-    """Run the cases that have no rows yet. Returns how many are left.
+    """Run the cases that have no rows yet, and say of the others where and on what they ran. Returns how many are left.
 
     With `seconds`, none is begun that would not be over by then if it took as long as the one before.
     """
+    finished = [rows for case in cases if (rows := results.of(case))]
+    if finished:
+        hardware = sorted({row["hardware"] for rows in finished for row in rows if row.get("hardware")})
+        measured = f", measured on {' and '.join(hardware)}" if hardware else ""
+        where = f"{results.path}{measured}"
+        say(f"{len(finished)} of {len(cases)} cases are in {where}; for all anew give another --output and --runs")
     began, last, left = time.monotonic(), 0.0, 0
     for number, case in enumerate(cases, start=1):
         if results.of(case):
