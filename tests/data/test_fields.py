@@ -267,7 +267,7 @@ def test_a_view_given_from_outside_is_checked():
     assert Fields(input=last, missing=-9999).mask.sum() == 1
     assert Fields(input=last, missing=-9999).input.min() == 1
     values[1, 2, 0, 0] = math.nan
-    with pytest.raises(ValueError, match="sample 1 of input holds 1 values that are NaN"):
+    with pytest.raises(ValueError, match="sample 1 of input holds a value that is NaN"):
         Fields(input=last).load()
 
 
@@ -275,7 +275,7 @@ def test_a_view_given_from_outside_is_checked():
 def test_bad_numbers_are_named_by_sample(bad, tmp_path):
     x, y, _ = pairs()
     y[4, 0, 0, 0] = bad
-    with pytest.raises(ValueError, match="sample 4 of target holds 1 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match="sample 4 of target holds a value that is NaN or Inf"):
         Fields(input=x, target=y)
     np.save(tmp_path / "y.npy", y.numpy())
     lazy = Fields(input=np.load(tmp_path / "y.npy", mmap_mode="r"))

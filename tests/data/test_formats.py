@@ -579,7 +579,7 @@ def test_frames_of_arrays_in_memory_are_checked(tmp_path):
     assert fields.target.min() > -9999
     u[1, 4, 0, 2, 2] = math.nan
     np.savez(tmp_path / "y.npz", trajectory=u)
-    with pytest.raises(ValueError, match=r"sample 1 of target from .* holds 1 values that are NaN"):
+    with pytest.raises(ValueError, match=r"sample 1 of target from .* holds a value that is NaN"):
         read(tmp_path / "y.npz", axes="ntcxy", input_time=0, target_time=4).load()
 
 
@@ -607,7 +607,7 @@ def test_nan_is_named_by_sample_and_file(tmp_path):
     x = normal(4, 1, 5)
     x[2, 0, 3] = math.nan
     np.savez(tmp_path / "x.npz", input=x)
-    with pytest.raises(ValueError, match=r"sample 2 of input from .*x.npz holds 1 values that are NaN or Inf"):
+    with pytest.raises(ValueError, match=r"sample 2 of input from .*x.npz holds a value that is NaN or Inf"):
         convert(tmp_path / "x.npz", tmp_path / "x.h5")
     assert not (tmp_path / "x.h5").exists()
     assert convert(tmp_path / "x.npz", tmp_path / "y.h5", missing=math.nan)[2].mask.sum() == 1

@@ -284,6 +284,6 @@ def check_finite(values: Array, what: str, samples: Sequence[int], missing: bool
     if bad.any():
         first = int(np.argmax(bad.reshape(len(values), -1).any(axis=1)))
         remedy = "repair or leave out that sample" + ("" if missing else ", or declare missing values with missing=nan")
-        raise ValueError(
-            f"sample {samples[first]} of {what} holds {int(bad[first].sum())} values that are NaN or Inf: {remedy}"
-        )
+        count = int(bad[first].sum())
+        values_are = "a value that is" if count == 1 else f"{count} values that are"
+        raise ValueError(f"sample {samples[first]} of {what} holds {values_are} NaN or Inf: {remedy}")

@@ -183,9 +183,9 @@ def _sizes(variables: Sequence[_Variable]) -> dict[str, int]:
     for variable in variables:
         for letter, n in zip(variable.axes, variable.array.shape, strict=True):
             if letter != "c" and sizes.get(letter, 1) not in (1, n) and n != 1:
-                raise ValueError(
-                    f"the arrays do not fit together along {letter}: {'; '.join(v.described for v in variables)}"
-                )
+                described = "; ".join(v.described for v in variables)
+                remedy = "give both the same samples" if letter == "n" else "bring them to one grid and the same times"
+                raise ValueError(f"the arrays do not fit together along {letter}: {described}: {remedy} first")
             if letter != "c":
                 sizes[letter] = max(n, sizes.get(letter, 1))
     return sizes
