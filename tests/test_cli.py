@@ -182,7 +182,8 @@ def test_files_of_another_kind_are_not_written(t1_command, folder, tmp_path):
     for words, sentence in (
         (("import", folder / "my.npz", tmp_path / "x.npz"), "a name that ends in .h5"),
         (("export", tmp_path / "run", tmp_path / "x.txt"), "a file that ends in .onnx"),
-        (("predict", tmp_path / "run", "--input", folder / "a.npy", "--output", tmp_path / "x.npz"), "--output b.npy"),
+        (("predict", tmp_path / "run", "--input", folder / "a.npy", "--output", tmp_path / "x.npz"), "ends in .npy"),
+        (("predict", tmp_path / "run", "--input", "none.npy", "--output", tmp_path / "x.npy"), "t1: none.npy: No such"),
         (("rollout", tmp_path / "run", "--data", folder / "film.npz", "--steps", 30), "too few frames to judge 30"),
     ):
         code, _, errors = t1_command(*words)
@@ -322,7 +323,19 @@ def test_a_signal_saves_and_the_same_command_continues(folder, tmp_path):
             ("train", "--data", "FOLDER/my.npz", "--train.epoch", "3"),
             "no option 'train.epoch'; did you mean train.epochs",
         ),
-        (("train", "--data", "FOLDER/my.npz", "--train.optimizer", "sgd"), "expected one of ['adamw', 'muon']"),
+        (
+            ("train", "--data", "FOLDER/my.npz", "--train.optimizer", "sgd"),
+            "t1 train: --train.optimizer: expected one of adamw, muon or null; got sgd",
+        ),
+        (
+            ("train", "--data", "FOLDER/my.npz", "--waves", "x"),
+            "t1 train: --model.waves: expected int or list[int] or null; got x",
+        ),
+        (("train", "--data", "FOLDER/my.npz", "--order", "x"), "t1 train: --train.order: expected int; got x"),
+        (
+            ("train", "--data", "FOLDER/my.npz", "--model", "ResNet"),
+            "--model.name: expected one of T1Grid, T1, T1Plus,",
+        ),
         (("train", "--data", "FOLDER/my.npz", "--train.learning_rate", "-1"), "learning_rate must be positive"),
         (("train", "--data", "FOLDER/my.npz", "--device", "cuda:99"), "GPU"),
         (("train", "--data", "FOLDER/my.npz", "--output", "/proc/run", "--train.epochs", "1"), "/proc/run"),
@@ -333,11 +346,12 @@ def test_a_signal_saves_and_the_same_command_continues(folder, tmp_path):
             "t1: FOLDER/my.npz holds 24 samples",
         ),
         (
-            ("train", "--data", "FOLDER/my.npz", "--model.name", "UNet", "--model.modes", "3"),
+            ("train", "--data", "FOLDER/my.npz", "--model", "UNet", "--modes", "3"),
             "UNet has no option 'modes'; it has init, width",
         ),
         (("evaluate", "FOLDER", "--data", "FOLDER/my.npz"), "is no run folder: it has no run.json"),
         (("predict", "FOLDER"), "give --input a.npy --output b.npy"),
+        (("predict",), "t1 predict: give run: `t1 predict --help` shows how"),
         (("report", "FOLDER/none"), "none"),
         (("rollout", "FOLDER", "--data", "FOLDER/film.npz"), "is no run folder"),
     ],

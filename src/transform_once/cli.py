@@ -50,10 +50,37 @@ def main() -> None:
     except (ValueError, TypeError, OSError, ImportError, ArithmeticError) as error:
         if os.environ.get("T1_TRACEBACK"):
             raise
-        print(f"t1: {error}", file=sys.stderr)
+        print(f"t1: {_sentence(error)}", file=sys.stderr)
         sys.exit(2)
     except KeyboardInterrupt:
         sys.exit(130)
+
+
+def _complaint(message: str, verb: str) -> str:
+    """What the parser says, in the words of this command: what was expected, and what came."""
+    message = re.sub(r'^Parser key "([\w.]+)"', r"--\1", message)
+    where = "FOLDER" if verb.startswith("reproduce") else "FILE"
+    message = re.sub(r"the following arguments are required: data(\.path)?$", f"give the data: --data {where}", message)
+    message = re.sub(r"the following arguments are required: (.+)$", rf"give \1: `t1 {verb} --help` shows how", message)
+    wrong = re.search(
+        r"Subtypes: \[(.*)\] Errors: .*Given value: (.*)$|Expected an? (\S.*)\. Got value: (.*)$", message
+    )
+    if wrong is None:
+        return message
+    kinds, value, kind, got = wrong.groups()
+    found = []
+    for one in re.split(r", (?![^\[]*\])", kinds or kind):
+        plain = re.sub(r"<class '(?:\w+\.)*(\w+)'>", r"\1", one).replace("NoneType", "null")
+        choice = re.fullmatch(r"typing\.Literal\[(.*)\]", plain)
+        found.append("one of " + choice[1].replace("'", "") if choice else plain)
+    return f"{message.partition(': ')[0]}: expected {' or '.join(found)}; got {value or got}"
+
+
+def _sentence(error: Exception) -> str:
+    """What is wrong; the operating system's complaints about a file begin with the file, not with a number."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
 
 
 def _load(module: str, function: str) -> Any:
@@ -93,10 +120,7 @@ def _run(verb: str, words: list[str]) -> None:
                 name = ".".join(part for part in found.groups() if part)
                 known = [action.dest for action in self._actions if action.dest not in ("help", "print_shtab")]
                 message, near = f"there is no option {name!r}", f"; {nearest(name, known)}"
-            lacking, where = "the following arguments are required: data", "FOLDER" if "reproduce" in verb else "FILE"
-            message = re.sub(rf"{lacking}(\.path)?$", f"give the data: --data {where}", message)
-            message = re.sub(r"Expected a typing.Literal(\[.*?\])", r"expected one of \1", message)
-            print(f"t1 {verb}: {' '.join(message.split())}{near}", file=sys.stderr)
+            print(f"t1 {verb}: {_complaint(' '.join(message.split()), verb)}{near}", file=sys.stderr)
             sys.exit(2)
 
     module, function, _ = VERBS[verb]
@@ -117,8 +141,9 @@ def _run(verb: str, words: list[str]) -> None:
 def _named(verb: Callable[..., None]) -> tuple[dict[str, str], list[str], bool]:
     """What is to be known of a verb's options.
 
-    The full names of those that belong to a group (`--epochs` is `--train.epochs`, `--data` the data's path), the names
-    of those that take several values, and whether the words before the options are several values.
+    The full names of those that belong to a group (`--epochs` is `--train.epochs`, `--data` the data's path, `--model`
+    the model's name), the names of those that take several values, and whether the words before the options are several
+    values.
     """
     parameters, hints = inspect.signature(verb).parameters, get_type_hints(verb)
     names: dict[str, str] = {}
@@ -130,8 +155,8 @@ def _named(verb: Callable[..., None]) -> tuple[dict[str, str], list[str], bool]:
                 full = f"{group}.{field.name}"
                 lists += [full] if _is_list(get_type_hints(kind)[field.name]) else []
                 names |= {field.name: "" if field.name in names else full}
-                names |= {group: full} if field.name == "path" else {}
-    full_names = {n: full for n, full in names.items() if full and (n not in parameters or full == f"{n}.path")}
+                names |= {group: full} if field.name in ("path", "name") else {}
+    full_names = {n: full for n, full in names.items() if full and (n not in parameters or full.startswith(f"{n}."))}
     return full_names, lists, next(iter(parameters)) in lists
 
 

@@ -143,8 +143,10 @@ def predict(
     from transform_once.processes import choose_device
     from transform_once.training.run import load_models
 
-    if input is None or output is None or output.suffix != ".npy":
+    if input is None or output is None:
         raise ValueError("predict needs fields to read and a file to write: give --input a.npy --output b.npy")
+    if output.suffix != ".npy":
+        raise ValueError(f"predictions are written to a file that ends in .npy; got {output}")
     models = load_models(run)
     if input.suffix == ".npy" and not read.given():
         x: Any = np.load(input, allow_pickle=False)

@@ -1,6 +1,9 @@
 """Models for other runtimes: ONNX, with a free batch size."""
 
+import contextlib
+import logging
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
@@ -31,8 +34,7 @@ def export(model: Operator, path: str | Path) -> Path:
     training = model.training
     model.eval()
     try:
-        with atomic_path(path) as temporary, warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the exporter's own notices about its inner workings
+        with atomic_path(path) as temporary, _quiet():
             torch.onnx.export(
                 model,
                 (example,),
@@ -47,3 +49,17 @@ def export(model: Operator, path: str | Path) -> Path:
     finally:
         model.train(training)
     return Path(path)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's notices about its inner workings, and about packages that no model here needs."""
+    log = logging.getLogger("torch.onnx")
+    level = log.level
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        log.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            log.setLevel(level)
