@@ -186,7 +186,7 @@ def test_a_page_from_made_up_airfoils(tmp_path):
     pages.write_page("airfoils", results.path, tmp_path / "reproduction.md")
     text = (tmp_path / "reproduction.md").read_text()
     assert "| T1+vp | 0.0840 ± 0.0016 (5) |" in text
-    assert "1.02 times the error of FNO, the best baseline, in 0.20 of FNO's training time" in text
+    assert "1.024 times the error of FNO, the best baseline, in 0.20 of FNO's training time" in text
     assert "is met. Of the medians the ratio is 1.02. Split by split it is 1.02 to 1.02." in text
     assert "0.024, 1.3 h" in text
     assert "4.1 times the paper's error" in text
@@ -210,7 +210,7 @@ def test_a_page_from_made_up_smoke(tmp_path):
     text = (tmp_path / "reproduction.md").read_text()
     assert "40% better than persistence, 25% better than FNO, after the same seconds." in text
     assert "0.228 ± 0.009, 4.7 h" in text
-    assert "T1+vp after 75 s: 1.25 times the error of FNO" in text
+    assert "T1+vp after 75 s: 1.250 times the error of FNO" in text
     assert "is not met." in text
     assert "### The real recording" in text
     assert "Missing: not run yet." in text

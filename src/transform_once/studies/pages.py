@@ -257,7 +257,7 @@ def _aimed(error: float, seconds: float, best: str) -> str:
     """A sentence on what T1+vp should reach, from ratios to the best baseline's error and to FNO's time."""
     met = "met" if error <= AIM_ERROR and seconds <= AIM_TIME else "not met"
     return (
-        f"{error:.2f} times the error of {best}, the best baseline, in {seconds:.2f} of FNO's training time: the aim "
+        f"{error:.3f} times the error of {best}, the best baseline, in {seconds:.2f} of FNO's training time: the aim "
         f"(at most {AIM_ERROR} and {AIM_TIME}) is {met}."
     )
 
