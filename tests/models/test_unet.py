@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn import functional
 
-from transform_once.models.unet import UNetBody, Upsample, choose_layout, rule_layout
+from transform_once.models.t1 import T1Plus
+from transform_once.models.unet import UNet, UNetBody, Upsample, choose_layout, rule_layout
 
 # Written out by hand from the published description, apart from the table in the package:
 # encoder (kernel, padding, output side), decoder (factor, kernel, padding, output side), what the last encoder reads.
@@ -264,6 +265,20 @@ def test_kaiming_and_xavier_count_what_an_output_sums_over() -> None:
     assert interior.square().mean().item() == pytest.approx(1.0, rel=0.2)
     body.initialize("xavier")
     assert down.weight.std().item() == pytest.approx(math.sqrt(2 / (64 * 16 + 128 * 4)), rel=0.02)
+
+
+def test_training_starts_near_zero_but_with_the_published_weights_and_a_body_given_by_hand() -> None:
+    x = torch.randn(4, 2, 32, 32)
+
+    def size(model: nn.Module) -> float:
+        return float(model(x).detach().square().mean().sqrt())
+
+    assert 0.0 < size(UNet(2, 1, (32, 32), 16)) < 0.25
+    assert 0.0 < size(T1Plus(2, 1, (32, 32), 24, 16)) < 0.15
+    published = UNet(2, 1, (32, 32), 16, init="dfpnet")
+    assert published.body.head[1].weight.std().item() == pytest.approx(0.02, rel=0.1)
+    own = UNetBody(4, 1, (24, 24), 16)
+    assert size(T1Plus(2, 1, (32, 32), 24, 16, body=own)) > 0.3
 
 
 def test_default_initialisation_is_that_of_construction() -> None:

@@ -174,7 +174,10 @@ class T1Plus(SpectralOperator):
         self.lift = Lift(in_channels, channels, self.resolution, modes, self.transform, coordinates=True)
         self.layer = T1Layer(channels, self.block, activation=activation)
         self.layer.initialize("xavier" if init == "xavier" else "kaiming")
-        self.body = body if body is not None else UNetBody(channels, out_channels, self.block, width)
+        if body is None:
+            body = UNetBody(channels, out_channels, self.block, width)
+            body.start_small()
+        self.body = body
         if init == "vp":
             self.vp_init_(self.resolution)
 

@@ -33,6 +33,9 @@ _LAYERS: dict[int, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = 
 }
 
 
+# The head starts this small: the first predictions are near zero, not noise.
+HEAD_START = 0.1
+
 # On GPUs convolutions are fastest with the channels last in memory, on CPUs with the channels first.
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 # An upsampling whose matrix over all axes has at most so many entries is one product.
@@ -343,6 +346,12 @@ class UNetBody(nn.Module):
             elif isinstance(module, nn.modules.conv._ConvNd):
                 _initialize_convolution(module, scheme)
 
+    @torch.no_grad()
+    def start_small(self) -> None:
+        """Shrink the last map, so that training starts near zero; of a rollout's changes that says: nothing moves."""
+        for parameter in self.head.parameters():
+            parameter.mul_(HEAD_START)
+
 
 def _initialize_convolution(module: nn.modules.conv._ConvNd, scheme: InitScheme) -> None:
     module.reset_parameters()
@@ -367,7 +376,7 @@ class UNet(Operator):
         out_channels: Channels of the output fields.
         resolution: Grid it is built for, and the only one it works on.
         width: First channel count, 2^exponent in the paper: 64 for airfoils at 128×128.
-        init: "kaiming", "xavier" or "dfpnet" (N(0, 0.02²), as DFPNet was published).
+        init: "kaiming" or "xavier", with a head that starts small, or "dfpnet" (N(0, 0.02²), as DFPNet was published).
     """
 
     def __init__(
@@ -382,6 +391,8 @@ class UNet(Operator):
         super().__init__(in_channels, out_channels, resolution)
         self.body = UNetBody(in_channels, out_channels, self.resolution, width)
         self.body.initialize(init)
+        if init != "dfpnet":
+            self.body.start_small()
 
     def forward(self, x: Tensor) -> Tensor:
         """Fields (batch, in_channels, *grid) to fields (batch, out_channels, *grid)."""
