@@ -203,15 +203,18 @@ def test_a_page_from_made_up_smoke(tmp_path):
     for model, error in found.items():
         row = {"kind": "all", "relative_l2": error, "mae": 0.1, "mae_1": 0.01, "mae_10": 0.2, "psnr": 30.0}
         row |= {} if model == "persistence" else {"budget": 300.0, "seconds": 300.0, "updates": 1000, "hardware": "H"}
-        results.add(Case("smoke", "plumes", model, {}), [row])
-    early = {"kind": "all", "relative_l2": 0.5, "budget": 75.0}
-    results.add(Case("smoke", "plumes: time", "T1+vp", {}), [early])
+        results.add(Case("smoke", "plumes", model, {"size": [5, 90]}), [row])
+    for model, error in {"T1": 0.38, "T1+vp": 0.5}.items():
+        early = {"kind": "all", "relative_l2": error, "budget": 75.0}
+        results.add(Case("smoke", "plumes: time", model, {}), [early])
     pages.write_page("smoke", results.path, tmp_path / "reproduction.md")
     text = (tmp_path / "reproduction.md").read_text()
     assert "40% better than persistence, 25% better than FNO, after the same seconds." in text
     assert "0.228 ± 0.009, 4.7 h" in text
     assert "T1+vp after 75 s: 1.250 times the error of FNO" in text
     assert "is not met." in text
+    assert "The others after 75 s, in errors of the FNO after 300 s: T1 0.950." in text
+    assert "5 plumes of 90 frames; for training, validation and test as 64 to 20 to 20." in text
     assert "### The real recording" in text
     assert "Missing: not run yet." in text
 

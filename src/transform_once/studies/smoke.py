@@ -58,7 +58,7 @@ MODELS: dict[str, Make] = {
     "T1": (T1, {"modes": 512, "width": 8, "depth": 4, "init": "xavier", "head_activation": "sine"}),
     "T1+": (T1Plus, {"modes": 224, "width": 128, "init": "xavier"}),
     "T1+vp": (T1Plus, {"modes": 224, "width": 128, "init": "vp"}),
-    "T1Grid": (T1Grid, {"modes": 224, "width": 32, "depth": 4}),  # ours
+    "T1Grid": (T1Grid, {"modes": (170, 96), "width": 32, "depth": 4}),  # ours; as many modes a length along both axes
 }
 QUICK: dict[str, Make] = {
     "FNO": (FNO, {"modes": 6, "width": 8, "depth": 2}),
