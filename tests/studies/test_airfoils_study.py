@@ -13,9 +13,10 @@ from hypothesis import strategies as st
 from transform_once.data.fields import Fields
 from transform_once.data.formats import read
 from transform_once.spectral.transforms import dct, idct
-from transform_once.studies import airfoil_flows, pages
+from transform_once.studies import airfoil_flows
 from transform_once.studies import airfoils as study
 from transform_once.studies.airfoil_flows import Flows, errors, of_fields, read_flows, rebuilt, shapes_of, split
+from transform_once.studies.airfoils_page import write_page
 from transform_once.studies.study import Results
 
 
@@ -207,7 +208,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     study.airfoils(folder, **options)
     assert path.read_bytes() == before
     page = tmp_path / "reproduction.md"
-    pages.write_page("airfoils", path, page)
+    write_page(path, page)
     assert "no mirror symmetry" in page.read_text()
 
 

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from transform_once.studies import climate as study
-from transform_once.studies import pages
 from transform_once.studies.climate import HISTORY, LEADS, Month, baselines, climate, reconstruction, scores
+from transform_once.studies.climate_page import write_page
 from transform_once.studies.study import Results
 
 
@@ -144,7 +144,7 @@ def test_the_study_runs_resumes_and_draws(folder, tmp_path, monkeypatch):
     climate(folder, output, device="cpu", quick=True)
     assert path.read_bytes() == before
     page = tmp_path / "reproduction.md"
-    pages.write_page("climate", path, page)
+    write_page(path, page)
     text = page.read_text()
     assert "best without a model" in text
     assert "| 24 | T1, hour by hour |" in text

@@ -13,7 +13,7 @@ from transform_once.data.fields import Fields
 from transform_once.evaluation.evaluate import evaluate
 from transform_once.spectral.modes import irreducible_loss
 from transform_once.studies import navier_stokes as study
-from transform_once.studies.navier_stokes_page import BEGIN, END, write_page
+from transform_once.studies.navier_stokes_page import write_page
 from transform_once.studies.navier_stokes_protocol import FLOOR, PROTOCOL, load_protocol
 from transform_once.studies.navier_stokes_results import PAPER
 from transform_once.studies.study import Results
@@ -425,10 +425,10 @@ def test_the_rest_of_the_page_is_left_alone(tmp_path):
     kept = page.read_text()
     write_page(tmp_path / "none.csv", page)
     assert page.read_text() == kept
-    page.write_text(first.replace(END, ""))
+    page.write_text(first.replace("<!-- navier-stokes: end -->", ""))
     with pytest.raises(ValueError, match="only one of the comments"):
         write_page(tmp_path / "none.csv", page)
-    assert BEGIN in page.read_text()
+    assert "<!-- navier-stokes: begin" in page.read_text()
 
 
 @pytest.mark.slow

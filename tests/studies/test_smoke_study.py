@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from transform_once.data.fields import Fields
-from transform_once.studies import pages
 from transform_once.studies import smoke as study
 from transform_once.studies.smoke import GIVEN, JUDGED, filmed, persistence, shares, smoke, truncations, windows
-from transform_once.studies.study import Case, Results
+from transform_once.studies.smoke_page import write_page
+from transform_once.studies.study import Results
 
 
 @pytest.mark.parametrize(("plumes", "expected"), [(104, (64, 20, 20)), (26, (16, 5, 5)), (3, (1, 1, 1))])
@@ -146,77 +146,8 @@ def test_the_study_runs_resumes_and_draws(tmp_path, monkeypatch):
     smoke(tmp_path, **options)
     assert path.read_bytes() == before
     page = tmp_path / "reproduction.md"
-    pages.write_page("smoke", path, page)
+    write_page(path, page)
     assert "after the same seconds" in page.read_text()
-
-
-def test_pages_say_what_is_missing(tmp_path):
-    page = tmp_path / "docs" / "reproduction.md"
-    page.parent.mkdir()
-    page.write_text("# Reproduction\n\nBefore.\n")
-    for name in pages.SECTIONS:
-        pages.write_page(name, tmp_path / f"{name}.csv", page)
-        pages.write_page(name, tmp_path / f"{name}.csv", page)  # written again, not twice
-    text = page.read_text()
-    assert text.startswith("# Reproduction\n\nBefore.\n")
-    for name in pages.SECTIONS:
-        assert text.count(f"<!-- {name}: begin") == 1
-        assert f"{name}.csv is missing. To make it: `t1 reproduce {name} --data FOLDER`" in text
-    with pytest.raises(ValueError, match="there are sections on climate, airfoils, smoke"):
-        pages.write_page("weather", tmp_path / "x.csv", page)
-    page.write_text(text.replace("<!-- smoke: end -->", ""))
-    with pytest.raises(ValueError, match="only one of the comments"):
-        pages.write_page("smoke", tmp_path / "smoke.csv", page)
-
-
-def test_a_page_from_made_up_airfoils(tmp_path):
-    results = Results(tmp_path / "airfoils.csv")
-    errors = {"UNet": (0.10, 40.0), "FNO": (0.08, 100.0), "T1+vp": (0.082, 20.0)}
-    for model, (error, seconds) in errors.items():
-        for seed in range(5):
-            own = {"seed": seed, "train": 90, "samples": 26, "seconds": seconds, "updates": 700, "optimizer": "muon"}
-            own |= {"relative_l2": error + 0.001 * seed, "median": error / 2, "validation": 0.3}
-            rows = [{**own, "part": "test"}, {**own, "part": "original", "relative_l2": 2 * error}]
-            results.add(Case("airfoils", "main", model, {"seed": seed}), rows)
-    fewer = {"part": "test", "train": 25, "relative_l2": 0.164, "median": 0.1, "validation": 0.5, "seed": 0}
-    results.add(Case("airfoils", "samples", "T1+vp", {}), [fewer])
-    learned = {**fewer, "symmetric": True, "scaled": True, "masked": False, "relative_l2": 0.123}
-    results.add(Case("airfoils", "ablation", "T1+vp", {}), [learned])
-    results.add(Case("airfoils", "floor", "T1+vp", {}), [{"relative_l2": 0.0066, "modes": 100}])
-    pages.write_page("airfoils", results.path, tmp_path / "reproduction.md")
-    text = (tmp_path / "reproduction.md").read_text()
-    assert "| T1+vp | 0.0840 ± 0.0016 (5) |" in text
-    assert "1.024 times the error of FNO, the best baseline, in 0.20 of FNO's training time" in text
-    assert "is met. Of the medians the ratio is 1.02. Split by split it is 1.02 to 1.02." in text
-    assert "0.024, 1.3 h" in text
-    assert "4.1 times the paper's error" in text
-    assert "| T1+vp | 25 samples | 0.164 | 0.1 | 0.5 | 2.00 times" in text
-    assert "2.00 times the error of the same seeds" in text
-    assert "| T1+vp | zeros inside to be learned | 0.123 |" in text
-    assert "hold: 0.0066 with 100 modes." in text
-    assert "physical units" not in text
-
-
-def test_a_page_from_made_up_smoke(tmp_path):
-    results = Results(tmp_path / "smoke.csv")
-    found = {"persistence": 0.5, "FNO": 0.4, "T1+vp": 0.3}
-    for model, error in found.items():
-        row = {"kind": "all", "relative_l2": error, "mae": 0.1, "mae_1": 0.01, "mae_10": 0.2, "psnr": 30.0}
-        row |= {} if model == "persistence" else {"budget": 300.0, "seconds": 300.0, "updates": 1000, "hardware": "H"}
-        results.add(Case("smoke", "plumes", model, {"size": [5, 90]}), [row])
-    for model, error in {"T1": 0.38, "T1+vp": 0.5}.items():
-        early = {"kind": "all", "relative_l2": error, "budget": 75.0}
-        results.add(Case("smoke", "plumes: time", model, {}), [early])
-    pages.write_page("smoke", results.path, tmp_path / "reproduction.md")
-    text = (tmp_path / "reproduction.md").read_text()
-    assert "40% better than persistence, 25% better than FNO, after the same seconds." in text
-    assert "0.228 ± 0.009, 4.7 h" in text
-    assert "T1+vp after 75 s: 1.250 times the error of FNO" in text
-    assert "is not met." in text
-    assert "The others after 75 s, in errors of the FNO after 300 s: T1 0.950." in text
-    assert "5 plumes of 90 frames; for training, validation and test as 64 to 20 to 20." in text
-    assert "### The real recording" in text
-    assert "Missing: not run yet." in text
 
 
 def test_the_real_recording():

@@ -32,10 +32,7 @@ _LAYERS: dict[int, tuple[Callable[..., nn.Module], Callable[..., nn.Module]]] = 
     3: (nn.Conv3d, nn.ConvTranspose3d),
 }
 
-
-# The head starts this small: the first predictions are near zero, not noise.
-HEAD_START = 0.1
-
+HEAD_START = 0.1  # of its size: the first predictions are near zero, not noise
 # On GPUs convolutions are fastest with the channels last in memory, on CPUs with the channels first.
 CHANNELS_LAST = {2: torch.channels_last, 3: torch.channels_last_3d}
 # An upsampling whose matrix over all axes has at most so many entries is one product.

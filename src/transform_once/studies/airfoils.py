@@ -51,7 +51,7 @@ from transform_once.studies.airfoil_flows import (
     shapes_of,
     split,
 )
-from transform_once.studies.pages import write_page
+from transform_once.studies.airfoils_page import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.run import load_models
 from transform_once.training.train import train
@@ -137,7 +137,7 @@ def airfoils(
     if trained := study.trained(results):
         print(report(list(trained.values()), output / f"{name}.html"))
     if not quick:
-        write_page("airfoils", results.path, output.parent / "reproduction.md")
+        write_page(results.path, output.parent / "reproduction.md")
     if left:
         print(f"{left} cases or more are left: the same command continues")
 

@@ -35,7 +35,7 @@ from transform_once.reports.figures import save_figure
 from transform_once.reports.paper_data import Shown, varying
 from transform_once.reports.paper_selection import TOLERANCE, selection_curves, selection_figure
 from transform_once.spectral.transforms import dct
-from transform_once.studies.pages import write_page
+from transform_once.studies.climate_page import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.train import train
 
@@ -94,7 +94,7 @@ def climate(
     for stem, figure in _figures(winds, results).items():
         print(save_figure(figure, pictures / f"{name}-{stem}.png"))
     if not quick:
-        write_page("climate", results.path, output.parent / "reproduction.md")
+        write_page(results.path, output.parent / "reproduction.md")
     if left:
         print(f"{left} cases or more are left: the same command continues")
 

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from transform_once.files import atomic_path
 from transform_once.reports.runs import figures, mean_and_deviation
 from transform_once.studies.navier_stokes_protocol import Protocol, load_protocol, modes_text
 from transform_once.studies.navier_stokes_results import PAPER, PAPER_COST, Section, draw_all
+from transform_once.studies.page import markdown, put_section
 from transform_once.studies.study import Results
 
-BEGIN, END = "<!-- navier-stokes: begin, written by t1 reproduce navier-stokes -->", "<!-- navier-stokes: end -->"
 NEAR = 0.05  # relative difference within which a number of the paper is reproduced
 KNOWN = {
     "FFNO": "Each layer's branch is added, as its authors describe it; the released code subtracts it. As in the paper "
@@ -50,25 +49,11 @@ Lines = list[Sequence[str]]
 
 
 def write_page(results_csv: Path, page: Path, protocol: Protocol | None = None) -> None:
-    """Write the section on Navier-Stokes into a page, between two comments; figures go into the folder beside it.
-
-    The page and the section are begun where they are missing; what stands outside the comments is left alone.
-    """
+    """Write the section on Navier-Stokes into a page; figures go into the folder beside it."""
     section = Section(Results(results_csv), protocol or load_protocol())
-    page.parent.mkdir(parents=True, exist_ok=True)
     pictures = draw_all(section, results_csv.parent, page.parent / "figures")
     links = {name: os.path.relpath(path, page.parent) for name, path in pictures.items()}
-    made = "\n\n".join([BEGIN, *_paragraphs(section, os.path.relpath(results_csv, page.parent), links), END])
-    text = page.read_text(encoding="utf-8") if page.exists() else "# Reproduction\n"
-    if (BEGIN in text) != (END in text) or text.find(BEGIN) > text.find(END):
-        raise ValueError(f"{page} has only one of the comments {BEGIN} and {END}, or in the wrong order: repair it")
-    if BEGIN in text:
-        before, after = text.split(BEGIN)[0], text.split(END, 1)[1]
-        text = f"{before}{made}{after}"
-    else:
-        text = f"{text.rstrip()}\n\n{made}\n"
-    with atomic_path(page) as temporary:
-        temporary.write_text(text, encoding="utf-8")
+    put_section(page, "navier-stokes", _paragraphs(section, os.path.relpath(results_csv, page.parent), links))
 
 
 def _paragraphs(section: Section, source: str, pictures: Mapping[str, str]) -> Iterator[str]:
@@ -318,9 +303,3 @@ def _ours(section: Section, label: str, data: str, pairs: int | None = None) -> 
 
 def _means(section: Section, column: str, label: str) -> list[float]:
     return [mean for data in section.data if (mean := section.mean(column, label, data)) is not None]
-
-
-def markdown(header: Sequence[str], lines: Lines) -> str:
-    """A table."""
-    rows = [header, ["---"] * len(header), *lines]
-    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in rows)

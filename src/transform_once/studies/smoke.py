@@ -37,7 +37,7 @@ from transform_once.reports.paper_selection import selection_figure
 from transform_once.reports.paper_table import draw_image, picture_size
 from transform_once.solvers import datasets
 from transform_once.spectral.transforms import dct, idct
-from transform_once.studies.pages import write_page
+from transform_once.studies.smoke_page import write_page
 from transform_once.studies.study import Case, Results, Row, run_study
 from transform_once.training.train import train
 
@@ -112,7 +112,7 @@ def smoke(
     if trained := study.trained("plumes") + study.trained("recording"):
         print(report(trained, output / f"{name}.html"))
     if not quick:
-        write_page("smoke", results.path, output.parent / "reproduction.md")
+        write_page(results.path, output.parent / "reproduction.md")
     if left:
         print(f"{left} cases are left: the same command continues")
 
