@@ -63,6 +63,9 @@ def test_a_page_from_made_up_smoke(tmp_path):
     for model, error in {"T1": 0.38, "T1+vp": 0.5}.items():
         early = {"kind": "all", "relative_l2": error, "budget": 75.0}
         results.add(Case("smoke", "plumes: time", model, {}), [early])
+    for model, error, budget in (("FNO", 0.6, 300.0), ("FNO", 0.8, 75.0), ("T1+vp", 0.3, 75.0)):
+        row = {"kind": "all", "relative_l2": error, "budget": budget}
+        results.add(Case("smoke", "recording" if budget > 100 else "recording: time", model, {}), [row])
     smoke_page.write_page(results.path, tmp_path / "reproduction.md")
     text = (tmp_path / "reproduction.md").read_text()
     assert "40% better than persistence, 25% better than FNO, after the same seconds." in text
@@ -71,5 +74,9 @@ def test_a_page_from_made_up_smoke(tmp_path):
     assert "is not met." in text
     assert "The others after 75 s, in errors of the FNO after 300 s: T1 0.950." in text
     assert "5 plumes of 90 frames; for training, validation and test as 64 to 20 to 20." in text
-    assert "### The real recording" in text
-    assert "Missing: not run yet." in text
+    assert "| FNO | 0.8 | 0.6 |" in text.split("### The real recording")[1]
+    assert "T1+vp after 75 s: 0.500 times the error of FNO" in text.split("### The real recording")[1]
+    results = Results(tmp_path / "recording.csv")
+    results.add(Case("smoke", "recording", "FNO", {}), [{"kind": "all", "relative_l2": 0.6}])
+    smoke_page.write_page(results.path, tmp_path / "reproduction.md")
+    assert "Missing: not run yet." in (tmp_path / "reproduction.md").read_text()

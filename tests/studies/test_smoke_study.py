@@ -99,14 +99,19 @@ def test_cameras_stay_apart(tmp_path):
 
 
 def test_the_recording_alone_or_nothing(tmp_path):
+    def made(plumes):
+        return study.Study(tmp_path / "smoke", tmp_path, (plumes, 20), 1.0, 1, "cpu", True)
+
     def sources(plumes):
-        return study.Study(tmp_path / "smoke", tmp_path, (plumes, 20), 1.0, 1, "cpu", True).sources
+        return made(plumes).sources
 
     assert sources(3) == ["plumes"]
     with pytest.raises(ValueError, match="nothing to learn from"):
         smoke(tmp_path, output=tmp_path, runs=tmp_path, plumes=0, device="cpu", quick=True)
     write_films(tmp_path / "smoke", frames=2)
     assert sources(0) == ["recording"]
+    early = [case for case in made(0).cases() if case.table == "recording: time"]
+    assert {(case.label, case.options["budget"]) for case in early} == {(name, 0.25) for name in study.QUICK}
     assert sources(3) == ["plumes", "recording"]
 
 
@@ -114,7 +119,7 @@ def test_the_study_runs_resumes_and_draws(tmp_path, monkeypatch):
     monkeypatch.setattr(study, "QUICK", {name: study.QUICK[name] for name in ("FNO", "T1+vp", "T1")})
     monkeypatch.setattr(study, "QUICK_RESOLUTION", (28, 26))
     monkeypatch.setattr(study, "INTEGRATORS", ((1, 1), (2, 2)))
-    monkeypatch.setattr(study, "SHORT", (0.25,))
+    monkeypatch.setattr(study, "SHORT", {"plumes": (0.25,)})
     output, runs = tmp_path / "docs" / "results", tmp_path / "runs"
     options = {
         "output": output,

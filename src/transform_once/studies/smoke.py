@@ -70,7 +70,8 @@ QUICK: dict[str, Make] = {
 RESOLUTION, QUICK_RESOLUTION = (1062, 600), (66, 38)
 KEPT = (16, 32, 48, 64, 96, 128, 192, 224, 256, 384, 512, 600)  # low-passes whose loss is shown
 INTEGRATORS = ((0, 1), (1, 1), (2, 1), (1, 0), (1, 2))  # order and history
-SHORT = (0.1, 0.25)  # of the budget: runs of their own, each with its schedule to the end, for the error against time
+# Shares of the budget: runs of their own, each with its schedule to the end, for the error against time.
+SHORT = {"plumes": (0.1, 0.25), "recording": (0.25,)}
 
 
 def smoke(
@@ -253,9 +254,9 @@ class Study:
             trained = {**about, "budget": self.budget, "learning_rate": RATE, "order": 1, "history": 1}
             cases += [Case("smoke", source, "persistence", about), Case("smoke", f"{source}: truncation", "DCT", about)]
             cases += [Case("smoke", source, m, {**trained, "seed": s}) for s in numbers for m in self.models]
+            brief = [{**trained, "budget": self.budget * share, "seed": 0} for share in SHORT[source]]
+            cases += [Case("smoke", f"{source}: time", m, options) for options in brief for m in self.models]
             if source == "plumes":
-                brief = [{**trained, "budget": self.budget * share, "seed": 0} for share in SHORT]
-                cases += [Case("smoke", "plumes: time", m, options) for options in brief for m in self.models]
                 steps = [{**brief[-1], "order": order, "history": history} for order, history in INTEGRATORS]
                 cases += [Case("smoke", "plumes: integrator", "T1", options) for options in steps]
         return cases

@@ -58,7 +58,7 @@ def _paragraphs(rows: Sequence[Row]) -> Iterator[str]:
         if kept:
             found = ", ".join(f"{row['modes']}: {float(row['relative_l2']):.3g}" for row in kept)
             yield f"Relative L2 of the judged frames after the lowest m × m DCT modes, by m: {found}."
-    yield from _time(rows)
+        yield from _time(rows, source)
     own = [row for row in rows if row["table"] == "plumes: integrator" and row["kind"] == "all"]
     if own:
         yield f"### Integrators of T1, {float(own[0]['budget']):g} seconds of training each"
@@ -72,14 +72,14 @@ def _paragraphs(rows: Sequence[Row]) -> Iterator[str]:
         yield markdown(("order", "H", "relative L2", "MAE, step 1", "MAE, step 10", "in words"), lines)
 
 
-def _time(rows: Sequence[Row]) -> Iterator[str]:
+def _time(rows: Sequence[Row], source: str) -> Iterator[str]:
     """Errors after less time than the whole budget; what T1+vp has after a quarter of it."""
-    tables = ("plumes", "plumes: time")
+    tables = (source, f"{source}: time")
     own = [row for row in rows if row["table"] in tables and row["kind"] == "all" and row.get("budget")]
     budgets = sorted({float(row["budget"]) for row in own})
     if len(budgets) < 2:
         return
-    yield "### Error against seconds of training; every run has its schedule to the end"
+    yield "The relative L2 after so many seconds of training; every run has its schedule to the end:"
     found = {
         (label, budget): [row for row in own if row["label"] == label and float(row["budget"]) == budget]
         for label in labels(own)
