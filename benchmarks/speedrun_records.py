@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from timed_runs import DIVERGED, Row, fill, markdown, text
 
-from transform_once.reports.curves import COLOURS, STYLE
+from transform_once.reports.curves import COLOURS, STYLE, logarithmic
 from transform_once.reports.figures import save_figure
 
 if TYPE_CHECKING:
@@ -181,8 +181,6 @@ def draw(protocol: "Protocol", groups: Sequence[Group], path: Path) -> Path:
 
 
 def _draw_panel(axes: "Axes", protocol: "Protocol", groups: Sequence[Group], flow: str) -> None:
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
-
     about = protocol.flows[flow]
     for colour, model in zip(COLOURS, about.candidates, strict=False):
         at = [_at(groups, flow, model, budget) for budget in _budgets(protocol, groups, flow)]
@@ -198,13 +196,9 @@ def _draw_panel(axes: "Axes", protocol: "Protocol", groups: Sequence[Group], flo
             axes.plot(group.numbers("seconds"), group.numbers("test"), "o", color=colour, markersize=2.5)
     targets = about.targets.items()
     axes.plot(*zip(*targets, strict=True), "v", color="#222222", markersize=5, ls="", label="target of T1")
-    axes.set(xscale="log", yscale="log", title=f"ν = {about.viscosity:g}, T = {about.time:g}")
+    logarithmic(axes.xaxis, axes.yaxis)
+    axes.set(title=f"ν = {about.viscosity:g}, T = {about.time:g}")
     axes.set(xlabel="seconds of training", ylabel="relative L2, test pairs")
-    for axis in (axes.xaxis, axes.yaxis):
-        low, high = axis.get_view_interval()
-        axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 3.0, 5.0) if high < 100 * low else (1.0, 3.0)))
-        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axis.set_minor_formatter(NullFormatter())
 
 
 def _at(groups: Iterable[Group], flow: str, model: str, budget: float) -> Group | None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from transform_once.studies import airfoils_page, climate_page, smoke_page
+from transform_once.studies import airfoils_page, climate_page, page, smoke_page
 from transform_once.studies.study import Case, Results
 
 PAGES = {"climate": climate_page, "airfoils": airfoils_page, "smoke": smoke_page}
@@ -80,3 +80,8 @@ def test_a_page_from_made_up_smoke(tmp_path):
     results.add(Case("smoke", "recording", "FNO", {}), [{"kind": "all", "relative_l2": 0.6}])
     smoke_page.write_page(results.path, tmp_path / "reproduction.md")
     assert "Missing: not run yet." in (tmp_path / "reproduction.md").read_text()
+
+
+@pytest.mark.parametrize(("error", "seconds", "met"), [(1.05, 0.2504, True), (1.051, 0.2, False), (0.9, 0.26, False)])
+def test_an_aim_is_met_within_the_last_step(error, seconds, met):
+    assert page.aimed(error, seconds, "FNO").endswith("is met." if met else "is not met.")

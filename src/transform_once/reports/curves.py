@@ -14,13 +14,15 @@ from transform_once.reports.panels import data_uri
 from transform_once.reports.runs import Run
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from matplotlib.axis import Axis
     from matplotlib.figure import Figure
 
 Array = NDArray[Any]
 
 # Dark enough on white, and told apart by people who see few colours; after the last they begin again, dashed.
 COLOURS = ("#1f5fa8", "#c8442b", "#2b8a4b", "#8a4bb0", "#a66a00", "#00848c", "#b8336a", "#555555")
+# Numbers at a log axis between the powers of ten, for axes that span less than so many times their lower end.
+BETWEEN = ((10.0, (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0)), (300.0, (1.0, 2.0, 5.0)))
 STYLE: dict[Any, Any] = {
     "svg.hashsalt": "transform-once",  # the same runs give the same page
     "svg.fonttype": "none",  # letters stay text, a quarter of the size of their outlines
@@ -56,14 +58,14 @@ def line_plot(
     lines: Mapping[str, tuple[Array, Array]],
     labels: tuple[str, str],
     alt: str,
-    logarithmic: bool = True,
+    log: bool = True,
     styles: Sequence[tuple[str, str]] = (),
 ) -> str:
     """Named lines (x, y) in one plot, with markers where there are few points; "" where no number can be drawn."""
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
-    drawable = {name: (x, _positive(y) if logarithmic else y) for name, (x, y) in lines.items()}
+    drawable = {name: (x, _positive(y) if log else y) for name, (x, y) in lines.items()}
     if not any(np.isfinite(y).any() for _, y in drawable.values()):
         return ""
     with rc_context(STYLE):
@@ -72,24 +74,25 @@ def line_plot(
         for number, (name, (x, y)) in enumerate(drawable.items()):
             colour, style = styles[number] if styles else colour_of(number)
             axes.plot(x, y, style, color=colour, marker="o" if len(x) < 16 else "", markersize=3, label=name)
-        if logarithmic:
-            _logarithmic(axes)
+        if log:
+            logarithmic(axes.yaxis)
         axes.set(xlabel=labels[0], ylabel=labels[1])
         if len(drawable) > 1:
             axes.legend()
         return drawn(figure, alt)
 
 
-def _logarithmic(axes: "Axes") -> None:
-    """A log axis of y with plain numbers, at 1, 2 and 5 where it spans few decades."""
-    from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
+def logarithmic(*axes: "Axis") -> None:
+    """Make axes logarithmic, with plain numbers: as many between the powers of ten as there is room for."""
+    from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
 
-    axes.set_yscale("log")
-    low, high = axes.get_ylim()
-    few = high < 300 * low
-    axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,)))
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.yaxis.set_minor_formatter(NullFormatter())
+    for axis in axes:
+        axis.axes.set(**{"xscale" if axis is axis.axes.xaxis else "yscale": "log"})
+        low, high = axis.get_view_interval()
+        between = next((subs for span, subs in BETWEEN if high < span * low), (1.0,))
+        axis.set_major_locator(MaxNLocator(5, steps=(1, 2, 5, 10)) if high < 4 * low else LogLocator(subs=between))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _positive(values: Array) -> Array:
@@ -117,7 +120,7 @@ def learning_curves(groups: Sequence[Sequence[Run]], against: str) -> str:
                     # Validation is measured now and then: its points are joined across the epochs between.
                     x, y = (history[against][shown], y[shown]) if column == "validation" else (history[against], y)
                     axes.plot(x, y, style, color=colour, lw=width, alpha=strength, marker=marker, markersize=3)
-        _logarithmic(axes)
+        logarithmic(axes.yaxis)
         axes.set(ylabel="relative L2", xlabel={"epoch": "epochs", "seconds": "seconds of training"}[against])
         thick, thin = Line2D([], [], color="#333333", lw=1.7), Line2D([], [], color="#333333", lw=0.8, alpha=0.55)
         axes.legend([thick, thin], ["validation", "training loss"])
@@ -187,6 +190,7 @@ def line_figure(
             colour, style = colour_of(number)
             marker = "o" if len(found) < 16 else ""
             axes.errorbar(sorted(found), means, spread, color=colour, ls=style, marker=marker, ms=3, label=label)
-        axes.set(xscale=scales[0], yscale=scales[1], xlabel=titles[0], ylabel=titles[1])
+        logarithmic(*(axis for axis, scale in zip((axes.xaxis, axes.yaxis), scales, strict=True) if scale == "log"))
+        axes.set(xlabel=titles[0], ylabel=titles[1])
         axes.legend()
     return figure

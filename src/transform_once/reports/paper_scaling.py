@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from transform_once.reports.curves import STYLE, colour_of
+from transform_once.reports.curves import STYLE, colour_of, logarithmic
 from transform_once.reports.paper_runs import labels
 from transform_once.reports.paper_table import PaperFigure, Row
 from transform_once.reports.runs import Group
@@ -85,7 +85,7 @@ def scaling_figure(groups: Sequence[Group]) -> PaperFigure:
 def _draw(laws: dict[str, Law]) -> "Figure":
     from matplotlib import rc_context
     from matplotlib.figure import Figure
-    from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullFormatter, NullLocator
+    from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
     with rc_context(STYLE):
         figure = Figure(figsize=(6.4, 4.4), layout="constrained")
@@ -98,18 +98,12 @@ def _draw(laws: dict[str, Law]) -> "Figure":
             x = np.array([law.samples[0], law.samples[-1]])
             label = f"{name}: samples^{law.exponent:.2f}".replace("-", "−")
             axes.plot(x, law.factor * x**law.exponent, style, color=colour, label=label)
-        axes.set(xscale="log", yscale="log", xlabel="training samples")
+        logarithmic(axes.xaxis, axes.yaxis)
+        axes.set(xlabel="training samples")
         axes.set_ylabel("test relative L2, mean ± deviation over seeds")
         sizes = sorted({n for law in laws.values() for n in law.samples})
         axes.xaxis.set_major_locator(FixedLocator(sizes))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
         axes.xaxis.set_minor_locator(NullLocator())
-        low, high = axes.get_ylim()
-        subs = (
-            (1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 8.0) if high < 10 * low else (1.0, 2.0, 5.0) if high < 300 * low else (1.0,)
-        )
-        axes.yaxis.set_major_locator(LogLocator(subs=subs))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-        axes.yaxis.set_minor_formatter(NullFormatter())
         axes.legend()
     return figure

@@ -32,7 +32,7 @@ from transform_once.models.t1 import T1Plus
 from transform_once.models.t1_grid import T1Grid
 from transform_once.models.unet import UNet
 from transform_once.processes import choose_device
-from transform_once.reports.curves import STYLE, colour_of, line_figure
+from transform_once.reports.curves import STYLE, colour_of, line_figure, logarithmic
 from transform_once.reports.figures import save_figure
 from transform_once.reports.page import report
 from transform_once.reports.panels import Scale
@@ -315,9 +315,8 @@ def _draw_angles(found: Mapping[str, Tensor]) -> "Figure":
             groups = angle.div(DEGREES).long()
             middle = [float(error[groups == group].median()) for group in groups.unique()]
             axes.plot(DEGREES * (groups.unique() + 0.5), middle, style, color=colour, label=name)
-        axes.set(
-            yscale="log", xlabel="angle of the free stream in degrees", ylabel="relative L2 of a flow, unseen shapes"
-        )
+        logarithmic(axes.yaxis)
+        axes.set(xlabel="angle of the free stream in degrees", ylabel="relative L2 of a flow, unseen shapes")
         figure.legend(*axes.get_legend_handles_labels(), loc="outside right upper")
     return figure
 

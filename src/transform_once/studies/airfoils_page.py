@@ -8,6 +8,7 @@ from pathlib import Path
 from transform_once.studies.page import Paper, aimed, finite, hardware, labels, markdown, mean, spread, write_study
 from transform_once.studies.study import Row
 
+PHYSICAL = "physical units"
 PAPER = {  # section 4.2
     "UNet": Paper(0.023, None, 1.3),
     "FNO": Paper(0.020, None, 6.0),
@@ -65,7 +66,9 @@ def _paragraphs(rows: Sequence[Row]) -> Iterator[str]:
         seeds = {row["seed"] for row in group}
         whole = [row for row in main if row["label"] == label and row["seed"] in seeds]
         words = f"{_ratio(group, whole)} times the error of the same seeds with all of them."
-        lines.append([label, what, *(spread(group, c) for c in ("relative_l2", "median", "validation")), words])
+        own_units = what != PHYSICAL  # otherwise the validation part was judged in others than the lines beside it
+        held = spread(group, "validation") if own_units else "–"
+        lines.append([label, what, *(spread(group, c) for c in ("relative_l2", "median")), held, words])
     columns = ("model", "changed", "relative L2", "median", "on validation shapes", "in words")
     yield markdown(columns, lines) if lines else "Missing: not run yet."
     yield "### On samples of another group"
@@ -80,7 +83,7 @@ def _paragraphs(rows: Sequence[Row]) -> Iterator[str]:
 def _changed(row: Row) -> str:
     if row["table"] == "samples":
         return f"{row['train']} samples"
-    changes = {"symmetric": "no mirror symmetry", "scaled": "physical units", "masked": "zeros inside to be learned"}
+    changes = {"symmetric": "no mirror symmetry", "scaled": PHYSICAL, "masked": "zeros inside to be learned"}
     return next(words for what, words in changes.items() if row[what] == "False")
 
 

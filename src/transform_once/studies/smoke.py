@@ -10,7 +10,7 @@ Persistence, which says that nothing moves, is judged on the same windows.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -339,7 +339,8 @@ class Study:
                 made[f"{source}-modes-mae"] = line_figure(kept, "modes", "mae", (x, "MAE of a frame"))
                 made[f"{source}-modes-psnr"] = line_figure(kept, "modes", "psnr", (x, "PSNR in dB"), ("log", "linear"))
             if folders := self.trained(source):
-                groups, test = read_groups(folders, "rollout"), _from(self.parts(source).test, Dynamics(1, 1))
+                groups = [replace(read_groups([folder], "rollout")[0], label=_model(folder)) for folder in folders]
+                test = _from(self.parts(source).test, Dynamics(1, 1))
                 drawn = rollout_figure(groups, test, len(test) // 2, 0, torch.device(self.device))
                 made[f"{source}-rollout"] = drawn.pictures[""]
                 made[f"{source}-k-space"] = _spectra(folders)
@@ -374,6 +375,11 @@ def _known(value: float | None) -> float:
     return math.inf if value is None else value
 
 
+def _model(folder: Path) -> str:
+    """The model of a run folder, as the study calls it."""
+    return folder.name.split("-")[1]
+
+
 def _spectra(folders: Sequence[Path]) -> "Figure":
     """The error of the last step in k-space, root mean square over the test windows, of each run."""
     from matplotlib import rc_context
@@ -383,7 +389,7 @@ def _spectra(folders: Sequence[Path]) -> "Figure":
     for folder in folders:
         with np.load(folder / "examples.npz", allow_pickle=False) as file:
             spectra.setdefault("truth", file["target_spectrum"][0])
-            spectra[folder.name.split("-")[1]] = file["error_spectrum"][0]
+            spectra[_model(folder)] = file["error_spectrum"][0]
     scale = spectrum_scale(*spectra.values())
     width, height = picture_size(next(iter(spectra.values())).shape, 4.0)
     with rc_context(STYLE):
