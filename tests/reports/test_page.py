@@ -533,3 +533,11 @@ def test_a_browser_shows_the_page(tmp_path, width, dark):
     assert result["dark"] == dark
     assert result["width"] == width
     assert result["overflow"] <= 0  # wide tables scroll inside their own box
+
+
+@pytest.mark.parametrize(("number", "words"), [(1, ("1 epoch and", "1 sample went")), (2, ("2 epochs", "2 samples"))])
+def test_one_is_not_several(tmp_path, number, words):
+    training = {"batch_size": number, "learning_rate": 0.001, "seed": 0}
+    folder = fake_run(tmp_path / "a", training=training, epochs_done=number)
+    page = report([folder], tmp_path / "report.html").read_text()
+    assert all(word in page for word in words)
