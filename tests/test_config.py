@@ -135,6 +135,18 @@ def test_samples_are_split_in_order(tmp_path, given, parts):
     assert seen.tolist() == list(range(len(seen)))
 
 
+def test_of_few_films_the_last_frames_are_for_validation(tmp_path):
+    films = np.arange(40, dtype=np.float32)[None, :, None, None] * np.ones((2, 40, 1, 4), np.float32)
+    np.savez(tmp_path / "data.npz", trajectory=films)
+    data = Data(path=tmp_path / "data.npz")
+    train, held, test = data.parts(3)
+    assert (train.frames, held.frames, test) == (36, 4, None)
+    assert held.trajectory[:, :, 0, 0].tolist() == [[36, 37, 38, 39]] * 2
+    assert data.parts(30)[1] is None  # a window would not fit
+    assert Data(path=tmp_path / "data.npz", validation=0).parts(3)[1] is None
+    assert [len(part) for part in Data(path=tmp_path / "data.npz", validation=1).parts(3)[:2]] == [1, 1]
+
+
 def test_bad_splits_and_names_are_one_sentence(tmp_path):
     np.savez(tmp_path / "data.npz", input=np.ones((5, 1, 4), np.float32), target=np.ones((5, 1, 4), np.float32))
     with pytest.raises(ValueError, match="holds 5 samples, too few for 4 to train, 0 to validate and 2 to test"):

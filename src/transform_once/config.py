@@ -25,7 +25,8 @@ class Data(ReadOptions):
     Args:
         path: A file or folder in any format that `t1 import` reads.
         train: Samples to train on; null: all that the others leave.
-        validation: Samples to choose the best weights by; null: a tenth, none where there are fewer than ten samples.
+        validation: Samples to choose the best weights by; null: a tenth. Of fewer than ten trajectories the last tenth
+            of the frames, where no number is given; of fewer than ten pairs none.
         test: Samples to test on, never looked at before the end; null: none.
     """
 
@@ -40,9 +41,12 @@ class Data(ReadOptions):
 
         return read(self.path, **self.given())
 
-    def parts(self) -> tuple["Fields", "Fields | None", "Fields | None"]:
-        """The fields to train on, to validate with and to test on."""
+    def parts(self, frames: int = 1) -> tuple["Fields", "Fields | None", "Fields | None"]:
+        """The fields to train on, to validate with and to test on; `frames`: as many as a part has at least."""
         fields = self.read()
+        if self.train is None and self.validation is None and self.test is None:
+            to_train, *held_out = fields.hold_out(1, frames)
+            return to_train, held_out[0] if held_out else None, None
         count, test = len(fields), self.test or 0
         held = self.validation
         if held is None:

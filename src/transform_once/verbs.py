@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from transform_once.config import Data, Model
 from transform_once.data.options import ReadOptions
+from transform_once.messages import counted
 from transform_once.training.settings import Training
 
 
@@ -43,13 +44,14 @@ def train(
     settings = train if device == "auto" else dataclasses.replace(train, device=device)
     with world(settings.device) as place:
         console = Console(quiet=not place.leads, highlight=False)
-        to_train, held, test = data.parts()
+        to_train, held, test = data.parts(settings.window)
         if init_from is not None:
             operator, chosen = _only_model(init_from), [f"model and weights of {init_from}"]
         else:
             operator, chosen = model.build(to_train, settings.history, settings.seed, settings.device)
-        for sentence in chosen:
-            console.print(sentence, markup=False)
+        if held is not None and held.kind == "trajectories" and held.frames < to_train.frames:
+            chosen = [f"the last {held.frames} frames are held out: ten trajectories or more would be split", *chosen]
+        console.print("\n".join(chosen), markup=False)
         config: dict[str, Any] = {"data": _plain(data), "model": _plain(model), "train": settings.to_dict()}
         if init_from is not None:
             config |= {"model": None, "init_from": str(init_from)}
@@ -248,14 +250,12 @@ def compare(
 
     console = Console(highlight=False)
     settings = train if device == "auto" else dataclasses.replace(train, device=device)
-    if data.train or data.validation or data.test:
-        fields, validation, test = data.parts()
-    else:
-        fields, validation, test = data.read(), None, None
+    given = data.train or data.validation or data.test
+    fields, validation, test = data.parts(settings.window) if given else (data.read(), None, None)
     names = _names(models) or (NAMES if fields.ndim > 1 else ("T1", "T1Grid", "FNO"))
     console.print(f"{', '.join(names)}: {budget:g} s of training each", markup=False)
-    given = {k: v for k, v in settings.to_dict().items() if k not in ("learning_rate", "seconds")}
-    found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **given)
+    options = {k: v for k, v in settings.to_dict().items() if k not in ("learning_rate", "seconds")}
+    found = run_comparison(fields, budget, models=names, output=output, validation=validation, test=test, **options)
     _table(
         console,
         [{**row, "million_weights": row["parameters"] / 1e6} if "parameters" in row else row for row in found.rows],
@@ -371,8 +371,8 @@ def _show(console: Any, numbers: dict[str, Any]) -> None:
     if split["J"] is not None:
         console.print(
             f"root mean square of the relative L2, L² = J² + R_o²: {math.hypot(split['J'], split['R_o']):.4g}, of it "
-            f"{split['J']:.4g} in the kept modes, {split['R_o']:.4g} outside ({numbers['samples']} samples, "
-            f"{split['transform']})"
+            f"{split['J']:.4g} in the kept modes, {split['R_o']:.4g} outside "
+            f"({counted(numbers['samples'], 'sample')}, {split['transform']})"
         )
     if "calibration" in numbers:
         found = numbers["calibration"]

@@ -659,3 +659,24 @@ def test_a_constant_channel_keeps_its_scale():
         Normalization.fit(Fields(input=x), "input", "minmax")
     with pytest.raises(ValueError, match="hold input, no target"):
         Normalization.fit(Fields(input=x), "target")
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_tenth_of_the_samples_is_held_out(parts):
+    x, y, _ = pairs()
+    fields = Fields(input=x.repeat(5, 1, 1, 1)[:25], target=y.repeat(5, 1, 1, 1)[:25])
+    found = fields.hold_out(parts)
+    assert [len(part) for part in found] == [25 - 2 * parts, *[2] * parts]
+    assert torch.equal(torch.cat([part.target for part in found]), fields.target)
+    assert fields[:9].hold_out(parts)[0].target.shape[0] == 9  # too few
+
+
+@given(st.integers(1, 9), st.integers(1, 40), st.integers(1, 3), st.integers(1, 6))
+@settings(max_examples=60, deadline=None)
+def test_of_few_trajectories_the_last_frames_are_held_out(count, frames, parts, least):
+    films = Fields(trajectory=torch.arange(float(count * frames)).reshape(count, frames, 1, 1).expand(-1, -1, 1, 4))
+    found = films.hold_out(parts, least)
+    assert torch.equal(torch.cat([part.trajectory for part in found], 1), films.trajectory)
+    assert [time for part in found for time in part.metadata.times] == list(films.metadata.times)
+    held = max(least, frames // 10)
+    assert [part.frames for part in found[1:]] == ([held] * parts if frames >= (parts + 1) * held else [])

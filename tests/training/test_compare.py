@@ -2,8 +2,10 @@ import json
 import math
 
 import pytest
+import torch
 
 import transform_once as t1
+from transform_once.data.fields import Fields
 from transform_once.training import compare as module
 from transform_once.training.run import read_run
 
@@ -54,8 +56,16 @@ def test_the_advice_goes_by_finite_errors():
     ids=str,
 )
 def test_only_what_is_not_given_is_held_out(flow, given, train, validation, test):
-    parts = module._parts(flow, **{"validation": None, "test": None} | dict.fromkeys(given, flow[:7]))
+    parts = module._parts(flow, frames=2, **{"validation": None, "test": None} | dict.fromkeys(given, flow[:7]))
     assert [len(part) for part in parts] == [train, validation, test]
+
+
+def test_models_are_compared_on_the_end_of_one_film(tmp_path):
+    film = Fields(trajectory=torch.randn(1, 14, 1, 8, 8))
+    found = t1.compare(film, 0.2, models=("FNO",), output=tmp_path, progress=False, device="cpu", steps=2)
+    data = found.runs[0].description["data"]
+    assert (data["train"], data["validation"]) == (1, 1)
+    assert found.rows[0]["relative_l2"] > 0.1  # of noise
 
 
 def test_a_given_test_set_is_measured(flow, tmp_path):
@@ -121,5 +131,5 @@ def test_a_signal_ends_the_whole_comparison(flow, tmp_path, monkeypatch):
 def test_bad_input_is_one_sentence(flow, tmp_path):
     with pytest.raises(ValueError, match="budget is the seconds that each model may train; got -1"):
         t1.compare(flow, -1, output=tmp_path)
-    with pytest.raises(ValueError, match="needs 10 samples or more; got 5"):
+    with pytest.raises(ValueError, match="needs 10 samples or more, or trajectories of 6 frames or more; got Fields"):
         t1.compare(flow[:5], 1, output=tmp_path)

@@ -191,6 +191,20 @@ class Fields:
         starts = np.cumsum([0, *counts]).tolist()
         return tuple(self[start:stop] for start, stop in itertools.pairwise(starts))
 
+    def hold_out(self, parts: int, frames: int = 1) -> tuple["Fields", ...]:
+        """What is left when a tenth is taken for each of the parts, and the parts; all alone where there is too little.
+
+        A tenth of the samples; of fewer than ten trajectories their last frames, a tenth and at least `frames` of them.
+        """
+        if len(self) >= 10:
+            tenth = len(self) // 10
+            return self.split(len(self) - parts * tenth, *[tenth] * parts)
+        held = 0 if self.kind == "pairs" else max(frames, self.frames // 10)
+        ends = [self.frames - part * held for part in range(parts, -1, -1)]
+        if not held or ends[0] < held:
+            return (self,)
+        return tuple(self.select(frames=slice(*pair)) for pair in itertools.pairwise([0, *ends]))
+
     def select(
         self,
         *,

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from transform_once.messages import counted
 from transform_once.reports.curves import line_plot
 from transform_once.reports.examples import EVALUATE
 from transform_once.reports.runs import Run, figures, short
@@ -64,13 +65,9 @@ def _lesson(data: Mapping[str, Any]) -> str:
     return words + (f"; {figures(data['validation'])} others judged it on the way." if data.get("validation") else ".")
 
 
-def _counted(number: float | None, noun: str) -> str:
-    return f"{figures(number)} {noun}{'' if number == 1 else 's'}"
-
-
 def _course(run: Run, training: Mapping[str, Any]) -> str:
     about = run.about
-    words = f"Training took {_counted(about.get('epochs_done'), 'epoch')}"
+    words = f"Training took {counted(about.get('epochs_done') or 0, 'epoch')}"
     words += f" and {figures(about['seconds'], 3)} s" if "seconds" in about else ""
     words += f", {figures(1e3 * about['seconds_per_step'], 3)} ms a step" if "seconds_per_step" in about else ""
     words += f" ({about['captured']})" if about.get("captured") else ""
@@ -81,7 +78,7 @@ def _course(run: Run, training: Mapping[str, Any]) -> str:
     kept = list(dict.fromkeys(kept))
     words = words.rstrip(".") + "."
     if "batch_size" in training and "learning_rate" in training:
-        batch = _counted(training["batch_size"], "sample")
+        batch = counted(training["batch_size"], "sample")
         words += f" Steps of {batch} went with a learning rate of {training['learning_rate']:g}."
     setbacks = [one["epoch"] for one in about.get("setbacks") or () if isinstance(one, Mapping) and "epoch" in one]
     if setbacks:

@@ -54,17 +54,17 @@ def compare(
 
     Of every model the usual learning rate and a quarter of it are tried for a tenth of the budget each; the one with
     the lower validation error is trained anew for the rest. Errors are those on the test samples, which nothing was
-    chosen by. For `validation` and for `test`, where they are not given, a tenth of the samples is held out. `settings`
-    are those of `Training`, the same for all.
+    chosen by. For `validation` and for `test`, where they are not given, a tenth of the samples is held out, of fewer
+    than ten trajectories a tenth of the frames. `settings` are those of `Training`, the same for all.
     """
     if not budget > 0:
         raise ValueError(f"budget is the seconds that each model may train; got {budget}")
-    fields, validation, test = _parts(fields, validation, test)
+    given = settings_from(settings)
+    fields, validation, test = _parts(fields, validation, test, given.window)
     folder = Path(output)
     folder.mkdir(parents=True, exist_ok=True)
     rows: list[dict[str, Any]] = []
     runs: list[Run] = []
-    given = settings_from(settings)
     usual = given.resolved(len(fields), choose_device(given.device)).learning_rate
     assert usual is not None  # resolved: told to the type checker
     for name in models:
@@ -82,16 +82,17 @@ def compare(
     return Comparison(rows, _advice(rows), runs)
 
 
-def _parts(fields: Fields, validation: Fields | None, test: Fields | None) -> tuple[Fields, Fields, Fields]:
-    """The samples to train on, to choose by and to test on; what is not given is held out."""
+def _parts(
+    fields: Fields, validation: Fields | None, test: Fields | None, frames: int
+) -> tuple[Fields, Fields, Fields]:
+    """The samples to train on, to choose by and to test on; what is not given is held out, `frames` at least."""
     absent = (validation is None) + (test is None)
-    if absent and len(fields) < 10:
+    fields, *parts = fields.hold_out(absent, frames)
+    if len(parts) < absent:
         raise ValueError(
-            f"a comparison holds out a tenth each to choose by and to test on, so it needs 10 samples or more; "
-            f"got {len(fields)}"
+            "a comparison holds out a tenth each to choose by and to test on, so it needs 10 samples or more, or "
+            f"trajectories of {(absent + 1) * frames} frames or more; got {fields!r}"
         )
-    held = len(fields) // 10
-    fields, *parts = fields.split(len(fields) - absent * held, *[held] * absent)
     return fields, parts.pop(0) if validation is None else validation, parts.pop() if test is None else test
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from transform_once.messages import counted
 from transform_once.models.operator import Operator
 from transform_once.processes import World
 from transform_once.training import run as folders
@@ -96,7 +97,8 @@ class Trainer:
             if finished:  # not before: a run that is killed until here continues
                 (self.folder / "checkpoint.safetensors").unlink(missing_ok=True)
         where = f": {self.folder}" if self.folder else ""
-        bar.say(f"{self.description['status']} after {state.epoch} epochs and {state.seconds:.1f} s of training{where}")
+        took = f"{counted(state.epoch, 'epoch')} and {state.seconds:.1f} s of training"
+        bar.say(f"{self.description['status']} after {took}{where}")
 
     @property
     def fraction(self) -> float:

@@ -9,7 +9,7 @@ import torch
 
 from transform_once.data.normalization import KINDS
 from transform_once.messages import nearest
-from transform_once.models.operator import check_choice
+from transform_once.models.operator import Dynamics, check_choice
 from transform_once.training.optimizers import OPTIMIZERS, SCHEDULES
 
 PRECISIONS = ("float32", "tf32", "bfloat16")
@@ -120,6 +120,11 @@ class Training:
                 raise ValueError(f"{name} must be positive, or null; got {getattr(self, name)}")
         if self.average is not None and not 0 < self.average < 1:
             raise ValueError(f"average is a decay between 0 and 1, such as 0.999; got {self.average}")
+
+    @property
+    def window(self) -> int:
+        """How many frames of a trajectory a sample takes."""
+        return Dynamics(self.order, self.history).frames + self.steps
 
     def resolved(
         self, samples: int, device: torch.device, dtype: torch.dtype = torch.float32, ndim: int = 2
