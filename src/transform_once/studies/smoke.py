@@ -70,8 +70,7 @@ QUICK: dict[str, Make] = {
 RESOLUTION, QUICK_RESOLUTION = (1062, 600), (66, 38)
 KEPT = (16, 32, 48, 64, 96, 128, 192, 224, 256, 384, 512, 600)  # low-passes whose loss is shown
 INTEGRATORS = ((0, 1), (1, 1), (2, 1), (1, 0), (1, 2))  # order and history
-# Shares of the budget: runs of their own, each with its schedule to the end, for the error against time.
-SHORT = {"plumes": (0.1, 0.25), "recording": (0.25,)}
+SHORT = {"plumes": (0.1, 0.25), "recording": (0.25,)}  # of the budget: runs of their own, with schedules to the end
 
 
 def smoke(
